@@ -1,0 +1,180 @@
+"""A case: the description of one attention problem, without its arrays.
+
+A case is a value: hashable, comparable, and it goes to JSON and back unchanged.  The arrays are
+made from it by `refattn.inputs`, the truth by `refattn.truth`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .dtypes import FORMATS, format_of
+from .masks import Mask, Visibility, mask_from_json
+
+__all__ = ["GRADIENTS", "OUTPUTS", "BiasSpec", "Case", "Dense"]
+
+OUTPUTS = ("out", "lse")
+GRADIENTS = ("dq", "dk", "dv", "dbias", "dsinks")
+
+
+@dataclass(frozen=True)
+class BiasSpec:
+    """An additive bias: which dimensions it has (the others are 1), its dtype and its family.
+
+    `dims` is a string out of B, H, Q, K: "HQK" is a bias of shape (1, H, Lq, Lk).
+    """
+
+    dims: str = "BHQK"
+    dtype: str = "float32"
+    family: str = "normal"
+
+    def __post_init__(self) -> None:
+        if not self.dims or not set(self.dims) <= set("BHQK"):
+            raise ValueError(f"dims={self.dims!r} must hold some of the letters B, H, Q, K")
+        format_of(self.dtype, "bias dtype")
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Plain arrays of shape (B, heads, L, D); `layout` is the order they have in memory."""
+
+    layout: str = "BHLD"
+
+    def __post_init__(self) -> None:
+        if sorted(self.layout) != sorted("BHLD"):
+            raise ValueError(f"layout={self.layout!r} must be a permutation of 'BHLD'")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem: sizes, dtypes, input family and features; see the module's docstring.
+
+    `flags` name the bugs that the case is for, `why` says it in a sentence.  `q_lens` and `k_lens`
+    say, for each batch entry, how much of Lq and Lk exists at all.
+    """
+
+    id: str
+    why: str
+    flags: tuple[str, ...] = ()
+    chapter: str = "user"
+    B: int = 1
+    H: int = 1
+    Hkv: int = 1
+    Lq: int = 1
+    Lk: int = 1
+    D: int = 8
+    Dv: int = 8
+    dtype: str = "float32"
+    out_dtype: str = ""
+    family: str = "normal"
+    seed: int = 0
+    want: frozenset[str] = frozenset(OUTPUTS)
+    mask: Mask | None = None
+    q_lens: tuple[int, ...] | None = None
+    k_lens: tuple[int, ...] | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    bias: BiasSpec | None = None
+    sinks: str | None = None
+    storage: Dense = Dense()
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_.+-]+", self.id):
+            raise ValueError(f"id={self.id!r} must be made of letters, digits and _ . + -")
+        for name in ("B", "H", "Hkv", "Lq", "Lk", "D", "Dv"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be >= 0")
+        if self.H != self.Hkv and (self.Hkv == 0 or self.H % self.Hkv):
+            raise ValueError(f"H={self.H} must be a multiple of Hkv={self.Hkv}")
+        f = format_of(self.dtype)
+        if not self.out_dtype:
+            object.__setattr__(self, "out_dtype", "bfloat16" if f.bits <= 4 else self.dtype)
+        if FORMATS[self.out_dtype].bits <= 4:
+            raise ValueError(f"out_dtype={self.out_dtype}: the outputs of float8 cases are float16 or bfloat16")
+        for name in ("flags", "q_lens", "k_lens"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, tuple(value))
+        object.__setattr__(self, "want", frozenset(self.want))
+        unknown = self.want - set(OUTPUTS + GRADIENTS)
+        if unknown or not self.want:
+            raise ValueError(f"want={sorted(self.want)} must hold some of {', '.join(OUTPUTS + GRADIENTS)}")
+        if self.backward and f.bits <= 4:
+            raise ValueError(f"dtype={self.dtype}: float8 gradients have no derived bound")
+        for name, needed in (("dbias", self.bias), ("dsinks", self.sinks)):
+            if name in self.want and needed is None:
+                raise ValueError(f"want={sorted(self.want)} asks for {name} of a case without {name[1:]}")
+        if self.softcap is not None and not self.softcap > 0:
+            raise ValueError(f"softcap={self.softcap} must be > 0; pass None for no softcap")
+        self.visibility.tile(slice(0, 1), slice(0, 1))  # refuses a mask or lengths that do not fit
+
+    @property
+    def backward(self) -> bool:
+        """Whether any gradient is wanted."""
+        return not self.want.isdisjoint(GRADIENTS)
+
+    @property
+    def visibility(self) -> Visibility:
+        return Visibility(self.mask, self.B, self.H, self.Lq, self.Lk, self.q_lens, self.k_lens)
+
+    @property
+    def bias_shape(self) -> tuple[int, ...]:
+        dims = "" if self.bias is None else self.bias.dims
+        sizes = (("B", self.B), ("H", self.H), ("Q", self.Lq), ("K", self.Lk))
+        return tuple(n if letter in dims else 1 for letter, n in sizes)
+
+    def features(self) -> frozenset[str]:
+        """The features that an implementation must have, as words: used to count and to refuse."""
+        words = {f"dtype={self.dtype}"}
+        words |= {kind.lower() for kind in re.findall(r"[A-Z]\w+(?=\()", repr(self.mask))}
+        for word, on in {
+            "mask": self.mask is not None,
+            "gqa": self.H != self.Hkv,
+            "D!=Dv": self.D != self.Dv,
+            "Lq!=Lk": self.Lq != self.Lk,
+            "scale": self.scale is not None,
+            "softcap": self.softcap is not None,
+            "bias": self.bias is not None,
+            "sinks": self.sinks is not None,
+            "q_lens": self.q_lens is not None,
+            "k_lens": self.k_lens is not None,
+            "backward": self.backward,
+            "strided": self.storage != Dense(),
+        }.items():
+            if on:
+                words.add(word)
+        return frozenset(words)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object from which `from_json` makes an equal case; fields at their default are left out."""
+        data: dict[str, Any] = {}
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if value == f.default:
+                continue
+            if isinstance(value, Mask):
+                value = value.to_json()
+            elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+                value = dataclasses.asdict(value)
+            elif isinstance(value, frozenset):
+                value = sorted(value)
+            data[f.name] = value
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Case:
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = set(data) - known
+        if unknown:
+            raise ValueError(f"a case has no field {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}")
+        made = dict(data)
+        made["mask"] = mask_from_json(data.get("mask"))
+        if data.get("bias") is not None:
+            made["bias"] = BiasSpec(**data["bias"])
+        if "storage" in data:
+            made["storage"] = Dense(**data["storage"])
+        return cls(**made)

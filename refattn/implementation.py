@@ -1,0 +1,203 @@
+"""The door: what an implementation is, and how `module:callable` becomes one.
+
+An implementation is called with a case and the arrays it is handed, and returns named arrays:
+
+    @implementation(name="mine", conventions=Conventions(masked_nan_v="leaks"))
+    def attention(case, given):
+        q, k, v = given["q"], given["k"], given["v"]
+        mask = case.visibility.tile()
+        ...
+        return {"out": out, "lse": lse}
+
+`given` holds q k v, and where the case has them bias sinks dout dlse.  A plain function
+`f(q, k, v, *, mask=None, scale=None, ...)` will do as well: it is called with those of the options
+mask, bias, scale, softcap, sinks that the case has, and a case with an option that it does not
+take is counted as unsupported.  It returns out, or (out, lse), or a mapping.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from .case import Case
+from .precision import Conventions, Precision, preset
+
+__all__ = ["DEFAULT", "Function", "Implementation", "implementation", "load", "plain_options", "wrap"]
+
+DEFAULT = "refattn.streaming:implementation"
+
+
+@runtime_checkable
+class Implementation(Protocol):
+    """What the suite asks of an implementation."""
+
+    name: str
+    version: str
+    arrays: Literal["numpy", "torch"]
+    """the kind of arrays that it is handed and returns"""
+    conventions: Conventions
+    outputs: frozenset[str]
+    """what it always returns when a case wants it; other wanted names are judged when returned"""
+
+    def supports(self, case: Case) -> str | None:
+        """None, or the reason why it cannot do the case; sees no arrays."""
+
+    def precision(self, case: Case) -> Precision:
+        """Its contract for the case."""
+
+    def __call__(self, case: Case, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The named outputs; raises `Unsupported` to refuse."""
+
+
+def _preset(case: Case) -> Precision:
+    return preset(case.dtype, case.out_dtype)
+
+
+def _supports_all(case: Case) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Function:
+    """An implementation made of a function and what it declares; see the module's docstring."""
+
+    function: Callable[..., Any]
+    name: str
+    version: str = ""
+    arrays: Literal["numpy", "torch"] = "numpy"
+    conventions: Conventions = Conventions()
+    outputs: frozenset[str] = frozenset({"out"})
+    supports_case: Callable[[Case], str | None] = field(default=_supports_all)
+    precision_of: Callable[[Case], Precision] = field(default=_preset)
+
+    def supports(self, case: Case) -> str | None:
+        if self.outputs.isdisjoint(case.want):
+            return f"returns no {' '.join(sorted(case.want))}"
+        reason = self.supports_case(case)
+        if reason is None and not self._takes_case:
+            known = _parameters(self.function)
+            lacking = [o for o in plain_options(case) if known is not None and o not in known]
+            reason = f"takes no {lacking[0]}" if lacking else None
+        return reason
+
+    def precision(self, case: Case) -> Precision:
+        return self.precision_of(case)
+
+    @property
+    def _takes_case(self) -> bool:
+        known = _parameters(self.function)
+        return known is not None and known[:2] == ["case", "given"]
+
+    def __call__(self, case: Case, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._takes_case:
+            answer = self.function(case, given)
+        else:
+            options = {name: given[name] if name in given else value for name, value in plain_options(case).items()}
+            if "mask" in options and self.arrays == "torch":
+                import torch
+
+                options["mask"] = torch.from_numpy(options["mask"])
+            answer = self.function(given["q"], given["k"], given["v"], **options)
+        if isinstance(answer, Mapping):
+            return answer
+        if isinstance(answer, tuple) and len(answer) == 2:
+            return {"out": answer[0], "lse": answer[1]}
+        return {"out": answer}
+
+
+def plain_options(case: Case) -> dict[str, Any]:
+    """The keyword arguments of a plain function for the case; the arrays among them are None."""
+    options: dict[str, Any] = {}
+    if case.mask is not None or case.q_lens is not None or case.k_lens is not None:
+        options["mask"] = case.visibility.tile().copy()
+    if case.bias is not None:
+        options["bias"] = None
+    if case.scale is not None:
+        options["scale"] = case.scale
+    if case.softcap is not None:
+        options["softcap"] = case.softcap
+    if case.sinks is not None:
+        options["sinks"] = None
+    return options
+
+
+def implementation(
+    name: str | None = None,
+    *,
+    version: str = "",
+    arrays: Literal["numpy", "torch"] = "numpy",
+    conventions: Conventions = Conventions(),
+    outputs: Any = ("out",),
+    supports: Callable[[Case], str | None] = _supports_all,
+    precision: Callable[[Case], Precision] = _preset,
+) -> Callable[[Callable[..., Any]], Function]:
+    """Decorator that declares what a function is; each argument is a field of `Implementation`.
+
+    >>> @implementation(name="mean of v")
+    ... def mean(q, k, v): return v.mean(2, keepdims=True).repeat(q.shape[2], 2)
+    >>> mean.supports(Case("x", "softcap", softcap=1.0))
+    'takes no softcap'
+    """
+
+    def decorate(function: Callable[..., Any]) -> Function:
+        return Function(
+            function,
+            name or getattr(function, "__qualname__", type(function).__name__),
+            version,
+            arrays,
+            conventions,
+            frozenset(outputs),
+            supports,
+            precision,
+        )
+
+    return decorate
+
+
+def load(spec: str) -> Implementation:
+    """The implementation that `spec` names.
+
+    `module:callable` imports it (dots reach into attributes); a bare name is one of ours,
+    `torch` for `refattn.adapters.torch:default`, `torch-math` for its `math`.
+    """
+    module_name, _, attribute = spec.partition(":")
+    if not attribute:
+        library, _, variant = spec.partition("-")
+        module_name, attribute = f"refattn.adapters.{library}", variant or "default"
+        if library == "refattn":
+            module_name, _, attribute = DEFAULT.partition(":")
+        elif not library.isidentifier() or importlib.util.find_spec(module_name) is None:
+            raise ValueError(f"{spec!r} is no implementation; use module:callable, or a name such as torch or refattn")
+    found: Any = importlib.import_module(module_name)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"{spec!r}: {module_name} has no {attribute}")
+        found = getattr(found, part)
+    return wrap(found, spec)
+
+
+def wrap(found: Any, name: str) -> Implementation:
+    """`found` itself if it is an implementation, or the plain function made one."""
+    if isinstance(found, Implementation):
+        return found
+    if not callable(found):
+        raise TypeError(f"{name} is a {type(found).__name__}, which must be an implementation or a callable")
+    return Function(found, name)
+
+
+def _parameters(function: Callable[..., Any]) -> list[str] | None:
+    """Names of the parameters; None if it takes any, or if they cannot be known."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return [p.name for p in parameters]
+
+

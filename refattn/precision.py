@@ -1,0 +1,135 @@
+"""What an implementation declares about itself: its precision contract and its conventions.
+
+The contract decides how large the honest error may be (see `refattn.tolerance`); each field is
+here because it changes that error by more than the slack of the bound.  Conventions are the few
+points in which libraries legitimately differ; which keys a row sees is never one of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from .dtypes import FORMATS, format_of
+
+__all__ = ["Conventions", "Precision", "Unsupported", "preset"]
+
+
+class Unsupported(Exception):
+    """Raised by an implementation (or returned as text by `supports`) for a case it cannot express."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The arithmetic that an implementation promises to be no worse than.
+
+    All dtypes are names from `refattn.dtypes.FORMATS`.  `source` says where a looser contract than
+    the dtype's preset comes from; it is printed in the report.
+    """
+
+    inputs: str
+    """dtype of q, k, v: they are exact in it."""
+    out: str
+    """dtype of out and of the gradients; rounded to nearest, once, at the end."""
+    accumulate: str = "float32"
+    """dtype of the matrix products' accumulators, of the row sums and of the running output."""
+    weights: str | None = None
+    """dtype the weights are rounded to before P·V (and P, dS in the backward); None: not rounded."""
+    lse: str = "float32"
+    """dtype of lse."""
+    scores: str | None = None
+    """dtype the scores are stored in; None: kept in the accumulator's."""
+    scaled_q: str | None = None
+    """dtype of a q multiplied by scale beforehand; None: scale is applied to the scores."""
+    exp_ulp: float = 2.0
+    """relative error of exp in units of the accumulator's u; 4 covers ex2.approx (2**-22)."""
+    tanh_error: float = 2.0**-22
+    """relative error of tanh (softcap); 2**-11 covers tanh.approx.f32."""
+    weights_normalised: bool = False
+    """weights are divided by their sum before they are rounded (the eager way)."""
+    sum_rounded_weights: bool = False
+    """the row sum adds the rounded weights."""
+    tile: int = 16
+    """smallest number of keys between two rescalings."""
+    grad_q_block: int = 0
+    """> 0: dk and dv are accumulated in the output dtype across blocks of so many queries."""
+    grad_k_block: int = 0
+    """> 0: dq is accumulated in the output dtype across blocks of so many keys."""
+    flush_subnormal: bool = False
+    """outputs below the smallest normal number may be flushed to zero."""
+    source: str = ""
+    """where the fields looser than the preset are documented or measured."""
+
+    def __post_init__(self) -> None:
+        for name in ("inputs", "out", "accumulate", "weights", "lse", "scores", "scaled_q"):
+            value = getattr(self, name)
+            if value is not None:
+                format_of(value, name)
+        if self.accumulate not in ("float64", "float32"):
+            raise ValueError(f"accumulate={self.accumulate} has no derived bound; use float32 or float64")
+        for name in ("exp_ulp", "tanh_error"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be > 0")
+        if not self.tile >= 1:
+            raise ValueError(f"tile={self.tile} must be >= 1 key")
+        for name in ("grad_q_block", "grad_k_block"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be >= 0; 0 means one accumulation")
+
+    def looser_than(self, other: Precision) -> dict[str, Any]:
+        """The fields in which this contract differs from `other`, `source` aside."""
+        return {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name != "source" and getattr(self, f.name) != getattr(other, f.name)
+        }
+
+
+def preset(dtype: str, out: str | None = None) -> Precision:
+    """The usual contract for inputs of `dtype`.
+
+    float64 and float32 compute in themselves.  float16, bfloat16 and float8 accumulate in float32
+    and round the weights to the inputs' dtype before P·V (float8: to float16 or bfloat16, whichever
+    the output is), as FlashAttention-2 does.
+
+    >>> preset("bfloat16").weights
+    'bfloat16'
+    """
+    format_of(dtype)
+    out = out or dtype
+    if dtype == "float64":
+        return Precision("float64", out, accumulate="float64", lse="float64")
+    if dtype == "float32":
+        return Precision("float32", out)
+    if FORMATS[dtype].bits <= 4 and FORMATS[out].bits <= 4:
+        raise ValueError(f"out={out}: the outputs of float8 cases are float16 or bfloat16")
+    return Precision(dtype, out, weights=out if FORMATS[dtype].bits <= 4 else dtype)
+
+
+def eager(dtype: str) -> Precision:
+    """The textbook way in 16 bits: scores stored in `dtype`, weights normalised, then rounded."""
+    return replace(preset(dtype), scores=dtype, weights_normalised=True)
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """Where libraries legitimately differ; an implementation is judged by what it declares."""
+
+    masked_nan_k: Literal["hidden", "leaks"] = "hidden"
+    """NaN or inf in a key that a row does not see: selected away, or let through."""
+    masked_nan_v: Literal["hidden", "leaks"] = "hidden"
+    """the same for values; most public libraries let 0·NaN through."""
+    empty_rows: Literal["zero", "nan", "mean_all"] = "zero"
+    """out of a row that sees no key."""
+    empty_lse: Literal["-inf", "+inf", "nan", "any"] = "-inf"
+    """lse of a row that sees no key."""
+    lse_base: Literal["e", "2"] = "e"
+    lse_sinks: Literal["included", "excluded"] = "included"
+    deterministic: bool = True
+    """the same call gives the same bits."""
+    batch_invariant: bool = False
+    """the bits of one batch entry do not depend on the others."""
+
+    def declared(self) -> dict[str, Any]:
+        """The fields that differ from the default."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
