@@ -1,0 +1,107 @@
+"""torch.nn.functional.scaled_dot_product_attention on the CPU: `torch`, `torch-math`, `torch-flash`.
+
+The case's mask is realised exactly: `is_causal` for a top-left causal mask and nothing else, an
+explicit boolean (or, with a bias, additive) attn_mask for all others.  Gradients come from
+autograd.  What the call cannot express is refused: softcap, sinks, lse, float8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import metadata
+from typing import Any, Literal
+
+import numpy as np
+
+from ..case import Case
+from ..exchange import from_torch, to_torch
+from ..masks import Causal
+from ..precision import Conventions, Precision, Unsupported, preset
+
+__all__ = ["default", "flash", "math"]
+
+SOURCE = (
+    "aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, cpu_flash_attention_backward: products are added (beta=1) "
+    "to gradients of the inputs' dtype, block by block of 32, 64 or 256 queries and 512 keys; "
+    "grouped heads are expanded, so that their 16-bit gradients are added"
+)
+
+
+@dataclass(frozen=True)
+class ScaledDotProductAttention:
+    """One backend of the function, or None for the one that torch picks."""
+
+    backend: str | None
+    arrays: Literal["numpy", "torch"] = "numpy"
+    conventions: Conventions = Conventions(masked_nan_k="leaks", masked_nan_v="leaks")
+    outputs: frozenset[str] = frozenset({"out", "dq", "dk", "dv", "dbias"})
+
+    @property
+    def name(self) -> str:
+        return "torch SDPA" + (f" ({self.backend.split('_')[0].lower()})" if self.backend else "")
+
+    @property
+    def version(self) -> str:
+        return metadata.version("torch")
+
+    def supports(self, case: Case) -> str | None:
+        if case.dtype.startswith("float8"):
+            return case.dtype
+        for feature in ("softcap", "sinks"):
+            if getattr(case, feature) is not None:
+                return feature
+        if case.backward and "lse" in case.want:
+            return "dlse"
+        if self.outputs.isdisjoint(case.want):
+            return f"returns no {' '.join(sorted(case.want))}"
+        if case.out_dtype != case.dtype:
+            return f"out_dtype={case.out_dtype}"
+        if case.bias is not None and case.bias.dtype != case.dtype:
+            return f"bias of {case.bias.dtype}"  # attn_mask has to have the dtype of query
+        if self.backend == "FLASH_ATTENTION" and (case.D != case.Dv or "dbias" in case.want):
+            return "D!=Dv" if case.D != case.Dv else "dbias"
+        return None
+
+    def precision(self, case: Case) -> Precision:
+        contract = preset(case.dtype, case.out_dtype)
+        if self.backend == "MATH" or not case.backward or case.dtype not in ("float16", "bfloat16"):
+            return contract
+        block = 256 if case.Lq >= 768 else 64 if case.Lq >= 192 else 32
+        return replace(contract, grad_q_block=block, grad_k_block=512, grad_per_head=True, source=SOURCE)
+
+    def __call__(self, case: Case, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.nn.functional import scaled_dot_product_attention
+
+        names = [n for n in ("q", "k", "v", "bias") if n in given]
+        x = {n: to_torch(given[n]).requires_grad_(case.backward) for n in names}
+        causal = case.mask == Causal("top_left") and case.bias is None and case.q_lens is None and case.k_lens is None
+        attn_mask = None
+        if not causal and (case.mask is not None or case.q_lens is not None or case.k_lens is not None):
+            attn_mask = torch.from_numpy(np.ascontiguousarray(case.visibility.tile()))
+        if "bias" in x:
+            attn_mask = x["bias"] if attn_mask is None else torch.where(attn_mask, x["bias"], -torch.inf)
+        chosen = [getattr(SDPBackend, self.backend)] if self.backend else list(SDPBackend.__members__.values())
+        try:
+            with sdpa_kernel(chosen):
+                out = scaled_dot_product_attention(
+                    x["q"], x["k"], x["v"], attn_mask=attn_mask, is_causal=causal, scale=case.scale,
+                    enable_gqa=case.H != case.Hkv,
+                )  # fmt: skip
+        except RuntimeError as error:
+            if "No available kernel" in str(error):
+                raise Unsupported("no kernel of this backend takes the case") from None
+            raise
+        answer = {"out": out}
+        if case.backward:
+            wanted = [n for n in names if "d" + n in case.want]
+            found = torch.autograd.grad(out, [x[n] for n in wanted], to_torch(given["dout"]))
+            answer |= {"d" + n: g for n, g in zip(wanted, found, strict=True)}
+        return {n: from_torch(a) for n, a in answer.items()}
+
+
+default = ScaledDotProductAttention(None)
+math = ScaledDotProductAttention("MATH")
+flash = ScaledDotProductAttention("FLASH_ATTENTION")

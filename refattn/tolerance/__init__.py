@@ -1,0 +1,17 @@
+"""Tolerances that are derived: for each element of each output, how far an honest answer may be.
+
+No atol: every element gets the largest error that an implementation of the declared `Precision`
+can make on these very inputs, in two strengths.  The *rigorous* bound holds always.  The *sharp*
+one assumes independent roundings and is exceeded by an honest implementation with probability
+1e-6 over the whole suite; it decides, and where independence fails (`ties`) it is coherent or
+rigorous.  The derivation stands where it is computed: `rounding`, `scores`, `ties`, `forward`,
+`backward`.
+
+Work is by one head, tile by tile: O(N D) memory.
+"""
+
+from .backward import Backward, backward
+from .forward import Forward, Tile, forward
+from .rounding import LAMBDA, half_ulp, interval
+
+__all__ = ["LAMBDA", "Backward", "Forward", "Tile", "backward", "forward", "half_ulp", "interval"]

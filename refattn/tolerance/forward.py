@@ -1,0 +1,203 @@
+"""The bound of out and lse, one head, tile of rows by tile of rows.
+
+With p = exp(t - lse), B = sum p|v|, computed weights p̂_j = p_j (1 + θ_j) up to a common factor,
+|θ_j| <= ē_j = expm1(e_t + e_x + (T+1) ε + T u) where e_x = u (4|x| + max(|m|, |t|)), x = t - m
+covers exp(s - m) and exp2(fma(s, c, -fl(m c))), and T is the number of rescalings (the exponents
+of successive rescalings telescope, so that only their roundings count):
+
+    out^ - out = [ sum p θ (v - o) + rounding of P + underflow + accumulation + |o| E_l ] / (1 - ...)
+
+Rigorous: sum p ē |v - o| by Cauchy-Schwarz; u_P B; min(eta_P/2, p) where P is subnormal; the sums
+by `rounding`, with the keys split into R = {p > u} and the rest Z: at most |R|-1 additions have an
+R on both sides, all others cost no more than sum over Z of p|v|.  Never more than the hull of v.
+
+Sharp: independent roundings, uniform on +-h and so sub-Gaussian with proxy h²/3 (Hoeffding's lemma
+gives h²; the uniform law has 1/3; Higham and Mary 2019, "A new approach to probabilistic rounding
+error analysis", use the former):
+
+    LAMBDA * sqrt( sum p² v_θ (v-o)² + u_P²/3 sum p² v² + V_acc + V_l  + the ties of both sums )
+    + what is coherent: a rounded scale 2u |do/dlog scale|, P's common error u_P |o|, underflow.
+
+Where a row's scores spread over less than four roundings of P, the rigorous P term is used, and
+where they repeat, the rigorous accumulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from ..precision import Precision
+from .rounding import LAMBDA, Units
+from .scores import scores
+from .ties import Ties
+
+__all__ = ["Forward", "Tile", "forward", "row_tiles"]
+
+Array = np.ndarray[Any, Any]
+Tile = Callable[[slice, slice], Any]
+"""visible(rows, keys) -> booleans, bias(rows, keys) -> floats or None"""
+
+EVERYTHING = slice(None)
+LARGEST = 300.0  # exponents are cut here, so that bounds stay finite; far beyond any that matters
+
+
+@dataclass
+class Forward:
+    """Values and radii before the output is rounded; (Lq, Dv), and (Lq, 1) for those of lse."""
+
+    out: Array
+    rigorous: Array
+    sharp: Array
+    accumulation_variance: Array
+    lse: Array
+    lse_rigorous: Array
+    lse_sharp: Array
+    lse_variance: Array
+    max: Array
+
+
+def row_tiles(rows: int, keys: int, elements: int = 1 << 18) -> list[slice]:
+    """Slices of rows such that a tile has about `elements` scores."""
+    step = max(1, elements // max(1, keys))
+    return [slice(i, min(rows, i + step)) for i in range(0, rows, step)]
+
+
+def forward(
+    q: Array, k: Array, v: Array, visible: Tile, bias: Tile, scale: float, softcap: float | None, sink: float | None,
+    precision: Precision,
+) -> Forward:  # fmt: skip
+    """Bounds of one head; q (Lq, D), k (Lk, D), v (Lk, Dv) finite float64, exact in the inputs' dtype."""
+    Lq, Lk, Dv = len(q), len(k), v.shape[1]
+    c = Units(precision, Lk)
+    sizes = {f.name: (Lq, Dv if f.name in ("out", "rigorous", "sharp", "accumulation_variance") else 1) for f in fields(Forward)}
+    bound = Forward(**{name: np.zeros(size) for name, size in sizes.items()})
+    for rows in row_tiles(Lq, Lk):
+        tile = visible(rows, EVERYTHING), bias(rows, EVERYTHING)
+        with np.errstate(over="ignore", invalid="ignore"):
+            part = _tile(q[rows], k, v, *tile, scale, softcap, sink, precision, c)
+        for name in sizes:
+            getattr(bound, name)[rows] = getattr(part, name)
+    return bound
+
+
+def _tile(
+    q: Array, k: Array, v: Array, visible: Array, bias: Array | None, scale: float, softcap: float | None,
+    sink: float | None, precision: Precision, c: Units,
+) -> Forward:  # fmt: skip
+    u, u_p, eps, T = c.u, c.u_weights, c.eps, c.rescalings
+    s = scores(q, k, visible, bias, scale, softcap, precision, c)
+    m = s.t.max(1, keepdims=True, initial=-np.inf if sink is None else sink)
+    dead = np.isneginf(m)
+    m = np.where(dead, 0.0, m)
+    x = np.where(visible, s.t - m, 0.0)
+    weight = np.where(visible, np.exp(x), 0.0)  # in units of the row's largest
+    total = weight.sum(1, keepdims=True) + (0.0 if sink is None else np.exp(sink - m))
+    inverse = 1 / np.where(total > 0, total, 1.0)
+    p = weight * inverse
+    vabs = np.abs(v)
+    o, B = p @ v, p @ vabs
+    size = np.abs(o)
+
+    far = np.where(visible, np.maximum(np.abs(m), np.abs(np.where(visible, s.t, 0.0))), 0.0)
+    e_x = u * (4 * np.abs(x) + far)
+    e = np.expm1(np.minimum(s.error + e_x + (T + 1) * eps + T * u, LARGEST))
+    a = p * e
+    A0, A1 = a.sum(1, keepdims=True), a @ v
+    about = np.maximum(a @ (v * v) - 2 * o * A1 + o * o * A0, 0.0)
+    about += 1e-15 * (a @ (v * v) + o * o * A0)  # the cancellation just made
+    theta = np.sqrt(A0 * about)
+    aV = a @ vabs
+
+    rounding_p = u_p * (B + aV) + c.pv_rounds * u * (B + aV)
+    underflow = np.zeros_like(o)
+    if u_p:
+        unit = p if precision.weights_normalised else weight
+        low = np.where(visible & (unit < c.weights_normal), np.minimum(c.weights_eta / 2, unit), 0.0)
+        underflow = (low @ vabs) * (1.0 if precision.weights_normalised else inverse)
+    flushed = np.where(visible & (weight < c.smallest_normal), c.smallest_normal, 0.0)
+    if flushed.any():
+        underflow = underflow + (flushed @ vabs) * inverse
+
+    large = p > u
+    R = large.sum(1, keepdims=True)
+    small = np.where(large, 0.0, p)
+    smallV = small @ vabs
+    half = (B + size) / 2  # no partial sum is larger
+    visible_count = visible.sum(1, keepdims=True)
+    sum_v = R * u * (half + aV) + 2 * T * u * (B + aV) + (smallV + np.where(large, 0.0, a) @ vabs) * (1 + visible_count * u)
+    sum_l = R * u + small.sum(1, keepdims=True) + 2 * T * u
+    rounded_l = u_p if precision.sum_rounded_weights else 0.0
+    denominator = 1 - A0 - sum_l - rounded_l
+    with np.errstate(divide="ignore", over="ignore"):
+        rigorous = theta + rounding_p + underflow + sum_v + size * (sum_l * (1 + A0) + rounded_l)
+        rigorous = np.where(denominator > 0.01, rigorous / np.maximum(denominator, 0.01), np.inf) + 4 * u * size
+    low_v, high_v = (v.min(0), v.max(0)) if len(v) else (np.zeros(v.shape[1]), np.zeros(v.shape[1]))
+    if sink is not None:
+        low_v, high_v = np.minimum(low_v, 0), np.maximum(high_v, 0)
+    largest = np.maximum(np.abs(low_v), np.abs(high_v))
+    hull = np.maximum(high_v - o, o - low_v) + largest * (
+        u_p + 2 * visible_count * (u + c.weights_eta + c.smallest_normal) + 2 * T * u + 4 * u
+    )
+    rigorous = np.fmin(rigorous, hull)
+
+    # the sharp bound
+    v_theta = s.variance + u * u / 3 * (4 * x * x + far * far) + c.walk * (eps * eps + u * u) / 3
+    sd = np.sqrt(v_theta)
+    w = p * sd
+    w2 = w * w
+    W0 = w2.sum(1, keepdims=True)
+    spread_o = np.maximum(w2 @ (v * v) - 2 * o * (w2 @ v) + o * o * W0, 0.0)
+    S2 = (p * p) @ (v * v)
+    agree = 4 * s.error.max(1, keepdims=True, initial=0.0)
+    ties = Ties(np.where(visible, s.t, 0.0), np.maximum(agree, u_p), visible & (p > 0))
+    repeated = ties.repeated(p, agree)
+    spread_o += ties.sum_squares(w, v, o)
+    W0 = W0 + ties.sum_squares_of(w)
+    variance_p = (u_p * u_p + c.pv_rounds * u * u) / 3 * S2
+    coherent = np.zeros_like(o)
+    if u_p:
+        variance_p = variance_p + u_p * u_p / 3 * ties.sum_squares(p, v)
+        mean_x = (p * x).sum(1, keepdims=True)
+        narrow = (p * x * x).sum(1, keepdims=True) - mean_x * mean_x < (4 * u_p) ** 2
+        coherent = np.where(narrow, rounding_p, u_p * size)
+    prefix = _largest_prefix(p, v, o)
+    variance_sum = u * u / 3 * R * np.minimum(prefix**2 / 3 + S2 / 6, half**2)
+    variance_l = u * u / 9 * R * o * o
+    if precision.sum_rounded_weights:
+        variance_l = variance_l + u_p * u_p / 3 * o * o * ((p * p).sum(1, keepdims=True) + ties.sum_squares_of(p))
+    px, pw = p * x, p * s.log_scale
+    sum_px, sum_pw = px.sum(1, keepdims=True), pw.sum(1, keepdims=True)
+    scale_error = 2 * u * (np.abs(px @ v - o * sum_px) + np.abs(pw @ v - o * sum_pw))
+    deviation = np.sqrt(spread_o + variance_p + variance_sum + variance_l)
+    coherent = coherent + np.where(repeated, sum_v + size * sum_l, smallV)
+    sharp = LAMBDA * deviation + scale_error + coherent + underflow + 6 * u * size
+    sharp = np.fmin(sharp, rigorous)  # squares may overflow in float64: then the rigorous one
+
+    # lse
+    log_l = np.abs(np.log(np.where(total > 0, total, 1.0)))
+    lse = np.where(dead, -np.inf, m + np.log(np.where(total > 0, total, 1.0)))
+    final = u * (np.abs(m) + np.abs(np.where(dead, 0.0, lse)) + 2 * log_l + 4)
+    lse_rigorous = final - np.log1p(-np.minimum(A0 + sum_l + rounded_l, 0.999))
+    lse_rigorous = np.where(A0 + sum_l + rounded_l < 0.99, lse_rigorous, LARGEST)
+    drift = 2 * u * (np.abs(sum_px) + np.abs(sum_pw)) + c.walk * eps + rounded_l
+    drift = drift + np.where(repeated, sum_l, small.sum(1, keepdims=True))
+    lse_variance = W0 + u * u / 9 * R
+    lse_sharp = np.fmin(LAMBDA * np.sqrt(lse_variance) + final + drift, lse_rigorous)
+    lse_variance = lse_variance + (final + drift) ** 2 / 3
+    zero = np.where(dead, 0.0, 1.0)
+    return Forward(
+        o, rigorous * zero, sharp * zero, variance_sum, lse, lse_rigorous * zero, lse_sharp * zero, lse_variance * zero, m
+    )
+
+
+def _largest_prefix(p: Array, v: Array, o: Array, block: int = 64) -> Array:
+    """Largest |partial sum| of p v along the keys, from either end, at the ends of blocks."""
+    largest, running = np.abs(o), np.zeros_like(o)
+    for j in range(0, p.shape[1] - block, block):
+        running += p[:, j : j + block] @ v[j : j + block]
+        largest = np.maximum(largest, np.maximum(np.abs(running), np.abs(o - running)))
+    return largest

@@ -1,0 +1,86 @@
+"""How far a computed score t = softcap(scale q·k) + bias can be from the exact one.
+
+With x = q·k, A = |q|·|k| and D terms (`rounding` has the sum's bound),
+
+    |dx| <= (D u (A + |x|)/2)(1 + D u) + [u A where products of inputs are inexact]
+    s = scale x:     e = |scale| |dx| + 2 u |s| + [2 u_q |scale| A for q, k scaled beforehand]
+                     + [u_s |s| for scores stored low]
+    softcap c:       |tanh' | <= sech²((|s| - e)+ / c), so e <- sech² e + (eps_tanh + 3 u) |t|
+    bias:            e <- e + u (|t| + 2 |bias|) [+ u_s |t|]
+
+The variance is the same with independent, centred roundings, uniform on +-h, hence h²/3 each; the
+partial sums of a dot product in random order have mean square x²/3 + sum q²k² / 6.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..precision import Precision
+from .rounding import Units
+
+__all__ = ["Scores", "scores"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Scores(NamedTuple):
+    """Arrays (rows, keys); what is hidden has t = -inf and the rest 0."""
+
+    t: Array
+    error: Array
+    variance: Array
+    slope: Array
+    """dt/ds, 1 without softcap"""
+    slope_error: Array
+    slope_deviation: Array
+    log_scale: Array
+    """dt / d log(scale) = s * slope: a rounded scale is off for all scores alike"""
+
+
+def scores(
+    q: Array, k: Array, visible: Array, bias: Array | None, scale: float, softcap: float | None,
+    precision: Precision, c: Units,
+) -> Scores:  # fmt: skip
+    """Exact scores of a tile and how far computed ones may be; q (rows, D), k (keys, D)."""
+    D = q.shape[1]
+    u = c.u
+    x = q @ k.T
+    ax = np.abs(x)
+    A = np.abs(q) @ np.abs(k).T
+    squares = (q * q) @ (k * k).T
+    dot = D * u * (A + ax) / 2 * (1 + D * u) + c.qk_rounds * u * A
+    dot_variance = u * u / 3 * (D * (x * x / 3 + squares / 6) + c.qk_rounds * squares)
+    size = abs(scale)
+    s = scale * x
+    magnitude = np.abs(s)
+    e = size * dot + 2 * u * magnitude
+    v = size * size * dot_variance + u * u / 3 * magnitude**2
+    if c.u_scaled_q:
+        e = e + 2 * c.u_scaled_q * size * A
+        v = v + 2 * (size * c.u_scaled_q) ** 2 / 3 * squares
+    if c.u_scores:
+        e = e + c.u_scores * magnitude
+        v = v + c.u_scores**2 / 3 * magnitude**2
+    t, slope, slope_error, slope_deviation = s, np.ones(()), np.zeros(()), np.zeros(())
+    if softcap is not None:
+        tanh = np.tanh(s / softcap)
+        t = softcap * tanh
+        slope = 1 - tanh * tanh
+        steepest = 1 / np.cosh(np.minimum(np.maximum(magnitude - e, 0) / softcap, 300)) ** 2
+        slope_error = 2 * np.abs(tanh) * (steepest * e / softcap + c.tanh) + 4 * u
+        slope_deviation = np.sqrt(4 * tanh**2 * (slope**2 * v / softcap**2 + c.tanh**2 / 3) + u * u)
+        e = steepest * e + (c.tanh + 3 * u) * np.abs(t)
+        v = slope**2 * v + (c.tanh**2 + u * u) / 3 * t * t
+    log_scale = s * slope
+    if bias is not None:
+        b = np.where(visible, bias, 0.0)
+        t = t + b
+        e = e + u * (np.abs(t) + 2 * np.abs(b)) + c.u_scores * np.abs(t)
+        v = v + u * u / 3 * (t * t + b * b) + c.u_scores**2 / 3 * t * t
+    return Scores(
+        np.where(visible, t, -np.inf), np.where(visible, e, 0.0), np.where(visible, v, 0.0),
+        slope, slope_error, slope_deviation, np.where(visible, log_scale, 0.0),
+    )  # fmt: skip

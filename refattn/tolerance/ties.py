@@ -1,0 +1,92 @@
+"""Keys whose scores agree: there the independence behind the sharp bound fails.
+
+Rounding is a function: equal scores get equal errors, so that the errors of repeated keys, of a
+sparse query or of few score levels add coherently.  Scores of a row are put in bins of the width
+within which they can be taken for equal; errors are independent between bins and, to be safe,
+counted both as independent and as coherent within one: with the weights w_j of the errors
+
+    variance = sum_j w_j² c_j²  +  sum over bins of (sum_{j in bin} w_j c_j)²
+
+The second sum is what this module computes, over bins that hold two keys or more.  For values that
+know nothing of the score it adds as much as the first; for values that depend on the score level
+it is what decides.  An independent error of bins is at most sqrt(n) of their root sum of squares,
+so that up to n = (LAMBDA²)/3 = 22 bins the sharp bound is a rigorous one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Ties"]
+
+Array = np.ndarray[Any, Any]
+
+CHUNK = 1 << 20  # elements of a temporary
+
+
+class Ties:
+    """Bins of `width` (rows, 1) of `key` (rows, n), among the entries where `active`."""
+
+    def __init__(self, key: Array, width: Array, active: Array) -> None:
+        key = np.where(active, key, np.inf)
+        self.shape = key.shape
+        self.order = np.argsort(key, axis=1)
+        self.sorted = np.take_along_axis(key, self.order, 1)
+        with_previous = self._with_previous(width)
+        shared = with_previous.copy()
+        shared[:, :-1] |= with_previous[:, 1:]
+        self.rows, position = np.nonzero(shared)
+        self.columns = self.order[self.rows, position]
+        self.starts = np.flatnonzero(~with_previous[self.rows, position])
+        self.owners = self.rows[self.starts]
+
+    def _with_previous(self, width: Array) -> Array:
+        """Whether an entry, in order, is in the same bin as the one before."""
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            bins = np.floor(self.sorted / np.maximum(width, 1e-300))
+        same = np.zeros(self.shape, dtype=bool)
+        same[:, 1:] = np.isfinite(bins[:, 1:]) & (bins[:, 1:] == bins[:, :-1])
+        return same
+
+    def repeated(self, p: Array, width: Array) -> Array:
+        """Rows (rows, 1) whose mass shares its bin of `width` with three others on average.
+
+        Adding the same number over and over rounds the same way each time: there the errors of an
+        accumulation are not independent.
+        """
+        if not p.size:
+            return np.zeros((self.shape[0], 1), dtype=bool)
+        bin_of = np.cumsum(~self._with_previous(width)).reshape(self.shape)
+        others = np.bincount(bin_of.ravel())[bin_of]
+        mass = np.take_along_axis(p, self.order, 1)
+        return np.asarray((mass * others).sum(1, keepdims=True) >= 4 * mass.sum(1, keepdims=True))
+
+    def sum_squares(self, w: Array, c: Array, center: Array | None = None) -> Array:
+        """sum over bins of (sum_j w_j (c_j - center))²; w (rows, n), c (n, d), center (rows, d)."""
+        total = np.zeros((self.shape[0], c.shape[1]))
+        if not len(self.starts):
+            return total
+        weights = w[self.rows, self.columns]
+        ends = np.append(self.starts[1:], len(self.rows))
+        step = max(1, CHUNK // max(1, c.shape[1]))
+        first = 0
+        while first < len(self.starts):  # whole bins, about `step` entries at a time
+            last = max(first + 1, int(np.searchsorted(ends, self.starts[first] + step)))
+            a, z = self.starts[first], ends[last - 1]
+            terms = weights[a:z, None] * c[self.columns[a:z]]
+            sums = np.add.reduceat(terms, self.starts[first:last] - a, axis=0)
+            owners = self.owners[first:last]
+            if center is not None:
+                sums -= np.add.reduceat(weights[a:z], self.starts[first:last] - a)[:, None] * center[owners]
+            np.add.at(total, owners, sums * sums)
+            first = last
+        return total
+
+    def sum_squares_of(self, w: Array) -> Array:
+        """sum over bins of (sum_j w_j)², (rows, 1)."""
+        if not len(self.starts):
+            return np.zeros((self.shape[0], 1))
+        sums = np.add.reduceat(w[self.rows, self.columns], self.starts)
+        return np.bincount(self.owners, sums * sums, minlength=self.shape[0])[:, None]
