@@ -7,12 +7,14 @@ made from it by `refattn.inputs`, the truth by `refattn.truth`.
 from __future__ import annotations
 
 import dataclasses
+import math
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .dtypes import FORMATS, format_of
+from .dtypes import format_of
 from .masks import Mask, Visibility, mask_from_json
 
 __all__ = ["GRADIENTS", "OUTPUTS", "BiasSpec", "Case", "Dense"]
@@ -35,7 +37,7 @@ class BiasSpec:
     def __post_init__(self) -> None:
         if not self.dims or not set(self.dims) <= set("BHQK"):
             raise ValueError(f"dims={self.dims!r} must hold some of the letters B, H, Q, K")
-        format_of(self.dtype, "bias dtype")
+        object.__setattr__(self, "dtype", format_of(self.dtype, "bias dtype").name)
 
 
 @dataclass(frozen=True)
@@ -85,20 +87,24 @@ class Case:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_.+-]+", self.id):
             raise ValueError(f"id={self.id!r} must be made of letters, digits and _ . + -")
-        for name in ("B", "H", "Hkv", "Lq", "Lk", "D", "Dv"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be >= 0")
+        for name in ("B", "H", "Hkv", "Lq", "Lk", "D", "Dv", "seed"):
+            value = getattr(self, name)
+            if not hasattr(value, "__index__") or value < 0:
+                raise ValueError(f"{name}={value!r} must be an int >= 0")
+            object.__setattr__(self, name, operator.index(value))
         if self.H != self.Hkv and (self.Hkv == 0 or self.H % self.Hkv):
             raise ValueError(f"H={self.H} must be a multiple of Hkv={self.Hkv}")
         f = format_of(self.dtype)
-        if not self.out_dtype:
-            object.__setattr__(self, "out_dtype", "bfloat16" if f.bits <= 4 else self.dtype)
-        if FORMATS[self.out_dtype].bits <= 4:
+        out = format_of(self.out_dtype or ("bfloat16" if f.bits <= 4 else f.name), "out_dtype")
+        object.__setattr__(self, "dtype", f.name)
+        object.__setattr__(self, "out_dtype", out.name)
+        if out.bits <= 4:
             raise ValueError(f"out_dtype={self.out_dtype}: the outputs of float8 cases are float16 or bfloat16")
-        for name in ("flags", "q_lens", "k_lens"):
+        object.__setattr__(self, "flags", tuple(self.flags))
+        for name in ("q_lens", "k_lens"):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, tuple(value))
+                object.__setattr__(self, name, tuple(map(operator.index, value)))
         object.__setattr__(self, "want", frozenset(self.want))
         unknown = self.want - set(OUTPUTS + GRADIENTS)
         if unknown or not self.want:
@@ -108,9 +114,12 @@ class Case:
         for name, needed in (("dbias", self.bias), ("dsinks", self.sinks)):
             if name in self.want and needed is None:
                 raise ValueError(f"want={sorted(self.want)} asks for {name} of a case without {name[1:]}")
-        if self.softcap is not None and not self.softcap > 0:
-            raise ValueError(f"softcap={self.softcap} must be > 0; pass None for no softcap")
-        self.visibility.tile(slice(0, 1), slice(0, 1))  # refuses a mask or lengths that do not fit
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise ValueError(f"scale={self.scale} must be finite; pass None for D**-0.5")
+        if self.softcap is not None and not (self.softcap > 0 and math.isfinite(self.softcap)):
+            raise ValueError(f"softcap={self.softcap} must be > 0 and finite; pass None for no softcap")
+        last = slice(-1, None)
+        self.visibility.tile(last, last)  # refuses a mask or lengths that do not fit
 
     @property
     def backward(self) -> bool:

@@ -70,7 +70,7 @@ FORMATS: dict[str, Format] = {
 
 def format_of(dtype: Any, what: str = "dtype") -> Format:
     """The format of a dtype (or of its name); anything else is refused by name."""
-    name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    name = dtype if isinstance(dtype, str) else str(dtype) if dtype is None else np.dtype(dtype).name
     if name not in FORMATS:
         raise TypeError(f"{what}={name} is not a supported dtype; use one of {', '.join(FORMATS)}")
     if not isinstance(dtype, str) and not np.dtype(dtype).isnative:
@@ -84,16 +84,17 @@ def exact64(x: Any, what: str) -> Array:
     format_of(x.dtype, f"{what}.dtype")
     if np.ma.isMaskedArray(x):
         raise TypeError(f"{what} is a masked array, whose mask would be ignored; pass {what}.filled() and a mask=")
-    return np.asarray(x, dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return np.asarray(x, dtype=np.float64)
 
 
 def round_to(x: Any, name: str) -> Array:
     """Round float64 to the nearest number of the format, ties to even, and return it as float64."""
-    x = np.asarray(x, dtype=np.float64)
-    f = FORMATS[name]
-    if name == "float64":
-        return x
+    f = format_of(name)
     with np.errstate(over="ignore", invalid="ignore"):
+        x = np.asarray(x, dtype=np.float64)
+        if name == "float64":
+            return x
         if name in ("float32", "float16"):
             return np.asarray(x.astype(f.numpy), dtype=np.float64)
         _, e = np.frexp(x)  # |x| in [2**(e-1), 2**e)

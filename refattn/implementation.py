@@ -30,19 +30,29 @@ from .precision import Conventions, Precision, preset
 __all__ = ["DEFAULT", "Function", "Implementation", "implementation", "load", "plain_options", "wrap"]
 
 DEFAULT = "refattn.streaming:implementation"
+USUAL = Conventions()
 
 
 @runtime_checkable
 class Implementation(Protocol):
     """What the suite asks of an implementation."""
 
-    name: str
-    version: str
-    arrays: Literal["numpy", "torch"]
-    """the kind of arrays that it is handed and returns"""
-    conventions: Conventions
-    outputs: frozenset[str]
-    """what it always returns when a case wants it; other wanted names are judged when returned"""
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def arrays(self) -> Literal["numpy", "torch"]:
+        """The kind of arrays that it is handed and returns."""
+
+    @property
+    def conventions(self) -> Conventions: ...
+
+    @property
+    def outputs(self) -> frozenset[str]:
+        """What it always returns when a case wants it; other wanted names are judged when returned."""
 
     def supports(self, case: Case) -> str | None:
         """None, or the reason why it cannot do the case; sees no arrays."""
@@ -131,7 +141,7 @@ def implementation(
     *,
     version: str = "",
     arrays: Literal["numpy", "torch"] = "numpy",
-    conventions: Conventions = Conventions(),
+    conventions: Conventions = USUAL,
     outputs: Any = ("out",),
     supports: Callable[[Case], str | None] = _supports_all,
     precision: Callable[[Case], Precision] = _preset,
@@ -147,7 +157,7 @@ def implementation(
     def decorate(function: Callable[..., Any]) -> Function:
         return Function(
             function,
-            name or getattr(function, "__qualname__", type(function).__name__),
+            name or str(getattr(function, "__qualname__", type(function).__name__)),
             version,
             arrays,
             conventions,

@@ -73,7 +73,7 @@ def attention(
            [0.25, 0.75]])
     """
     x = _Inputs(q, k, v, mask, bias, scale, softcap, sinks)
-    p, lse, _ = _weights(x)
+    p, lse, _, _ = _weights(x)
     return Attention(_select_matmul(p, x.v, x.visible), lse)
 
 
@@ -86,9 +86,11 @@ def attention_grad(
     dout (B, H, Lq, Dv) and dlse (B, H, Lq) are the gradients that arrive at out and lse.  With
     delta_i = out_i · dout_i,
 
-        dv = pᵀ dout,   dp = dout vᵀ,   dt = p (dp - delta + dlse),   ds = dt (1 - tanh²(s/softcap)),
+        dv = pᵀ dout,   dp = dout vᵀ,   dt = p (dp - delta + dlse),   ds = dt / cosh²(s / softcap),
         dq = scale ds k,   dk = scale dsᵀ q,   dbias = dt summed over what bias broadcast over,
         dsinks_h = sum_{b,i} exp(sink_h - lse) (dlse - delta).
+
+    (The slope of softcap tanh(s/softcap) is 1 - tanh² = 1 / cosh²; the latter does not cancel.)
 
     dlse of a row that sees nothing is ignored.
 
@@ -97,17 +99,16 @@ def attention_grad(
     1.0
     """
     x = _Inputs(q, k, v, mask, bias, scale, softcap, sinks)
-    p, lse, slope = _weights(x)
+    p, lse, share, slope = _weights(x)
     out = _select_matmul(p, x.v, x.visible)
     dout = _shaped(dout, "dout", out.shape)
     dlse = np.zeros_like(lse) if dlse is None else _shaped(dlse, "dlse", lse.shape)
 
-    alive = ~np.isneginf(lse)[..., None]
-    some = x.visible.any(-1)[..., None]  # a row that sees a sink alone depends on no key
-    delta = np.where(some, (out * np.where(some, dout, 0.0)).sum(-1, keepdims=True), 0.0)
-    incoming = np.where(alive, dlse[..., None], 0.0) - delta
-    dp = _select_pairs(dout, x.v, x.visible)
+    some = x.visible.any(-1, keepdims=True)  # a row that sees a sink alone depends on no key
     with np.errstate(invalid="ignore", over="ignore"):
+        delta = np.where(some, (out * np.where(some, dout, 0.0)).sum(-1, keepdims=True), 0.0)
+        incoming = dlse[..., None] - delta
+        dp = dout @ x.v.swapaxes(-1, -2)
         dt = np.where(x.visible, p * (dp + incoming), 0.0)
         ds = dt if slope is None else np.where(x.visible, dt * slope, 0.0)
     dq = x.scale * _select_matmul(ds, x.k, x.visible)
@@ -116,10 +117,9 @@ def attention_grad(
 
     dbias = None if x.bias_shape is None else _sum_to_shape(dt, x.bias_shape)
     dsinks = None
-    if x.sinks is not None:
+    if share is not None:
         with np.errstate(invalid="ignore"):
-            share = np.where(alive, np.exp(x.sinks[:, None, None] - lse[..., None]), 0.0)
-            dsinks = np.where(alive, share * incoming, 0.0).sum((0, 2, 3))
+            dsinks = np.where(lse[..., None] == -np.inf, 0.0, share * incoming).sum((0, 2, 3))
     return Gradients(dq, x.sum_over_group(dk), x.sum_over_group(dv), dbias, dsinks)
 
 
@@ -151,9 +151,11 @@ class _Inputs:
 
         visible = np.ones(shape, dtype=bool)
         if mask is not None:
+            if np.ma.isMaskedArray(mask):
+                raise TypeError("mask is a masked array, whose own mask would be ignored; pass mask.filled(False)")
             mask = mask.dense(*shape) if hasattr(mask, "dense") else np.asarray(mask)
             if mask.dtype != np.bool_:
-                raise TypeError(f"mask.dtype={mask.dtype} must be bool, True = may attend; pass bias= for an additive one")
+                raise TypeError(f"mask.dtype={mask.dtype} must be bool, True = may attend; pass bias= for logits")
             visible = visible & _broadcast(mask, "mask", shape)
         self.bias_shape: tuple[int, ...] | None = None
         self.bias: Array | None = None
@@ -179,14 +181,14 @@ def scale_of(scale: float | None, D: int) -> float:
     return float(scale)
 
 
-def _weights(x: _Inputs) -> tuple[Array, Array, Array | None]:
-    """p, lse and the slope of the softcap, 1 - tanh², (None without one)."""
+def _weights(x: _Inputs) -> tuple[Array, Array, Array | None, Array | None]:
+    """p, lse, the share of the sink (B, H, Lq, 1) and the slope of the softcap (None without one)."""
     with np.errstate(invalid="ignore", over="ignore"):
         s = x.scale * (x.q @ x.k.swapaxes(-1, -2))
         slope = None
         if x.softcap is not None:
-            tanh = np.tanh(s / x.softcap)
-            s, slope = x.softcap * tanh, 1.0 - tanh * tanh
+            slope = np.cosh(s / x.softcap) ** -2.0
+            s = x.softcap * np.tanh(s / x.softcap)
         if x.bias is not None:
             s = s + x.bias
         t = np.where(x.visible, s, -np.inf)
@@ -196,11 +198,15 @@ def _weights(x: _Inputs) -> tuple[Array, Array, Array | None]:
         m = np.where(np.isneginf(m) & ~x.visible.any(-1, keepdims=True), 0.0, m)
         p = np.where(x.visible, np.exp(t - m), 0.0)
         total = p.sum(-1, keepdims=True)
+        share = None
         if x.sinks is not None:
-            total = total + np.exp(x.sinks[:, None, None] - m)
-    with np.errstate(divide="ignore"):
+            share = np.exp(x.sinks[:, None, None] - m)  # not from lse, which rounds the difference away
+            total = total + share
+    with np.errstate(divide="ignore", invalid="ignore"):
         lse = (m + np.log(total))[..., 0]
-    return p / np.where(total == 0, 1.0, total), lse, slope
+        total = np.where(total == 0, 1.0, total)
+        p = np.where(x.visible, p / total, 0.0)
+        return p, lse, None if share is None else share / total, slope
 
 
 def _select_matmul(w: Array, x: Array, visible: Array) -> Array:
@@ -209,20 +215,15 @@ def _select_matmul(w: Array, x: Array, visible: Array) -> Array:
     w (..., M, N), 0 where not visible; x (..., N, D).
     """
     finite = np.isfinite(x)
+    with np.errstate(invalid="ignore", over="ignore"):
+        y = w @ np.where(finite, x, 0.0)
     if finite.all():
-        return w @ x
-    y = w @ np.where(finite, x, 0.0)
+        return y
     for n in np.flatnonzero(~finite.all(axis=(*range(x.ndim - 2), -1))):
         with np.errstate(invalid="ignore"):
             part = w[..., :, n, None] * np.where(finite[..., n, None, :], 0.0, x[..., n, None, :])
             y = y + np.where(visible[..., :, n, None] & ~finite[..., n, None, :], part, 0.0)
     return y
-
-
-def _select_pairs(a: Array, b: Array, visible: Array) -> Array:
-    """a bᵀ where visible, else 0, whatever a and b hold there."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        return np.where(visible, a @ b.swapaxes(-1, -2), 0.0)
 
 
 def _shaped(x: Any, name: str, shape: tuple[int, ...]) -> Array:
@@ -242,8 +243,8 @@ def _broadcast(x: Array, name: str, shape: tuple[int, ...]) -> Array:
 def _sum_to_shape(x: Array, shape: tuple[int, ...]) -> Array:
     """Sum over the dimensions that an array of `shape` was broadcast over."""
     x = x.sum(axis=tuple(range(x.ndim - len(shape))))
-    stretched = tuple(axis for axis, n in enumerate(shape) if n == 1 and x.shape[axis] != 1)
-    return x.sum(axis=stretched, keepdims=True)
+    stretched = tuple(axis for axis, n in enumerate(shape) if n == 1)
+    return np.asarray(x.sum(axis=stretched, keepdims=True))
 
 
 def scaled_dot_product_attention(Q: Any, K: Any, V: Any, mask: Any = None) -> tuple[Array, Array]:
@@ -286,6 +287,12 @@ def multi_head_attention(
         if x[name].ndim != ndim:
             raise ValueError(f"{name}.shape={x[name].shape} must have {ndim} dimensions, {form}")
     h, _, d_v = x["W_V"].shape
+    for a, w in (("Q", "W_Q"), ("K", "W_K"), ("V", "W_V")):
+        if x[w].shape[0] != h or x[w].shape[1] != x[a].shape[2]:
+            raise ValueError(
+                f"{w}.shape={x[w].shape} must begin with (h, d_model)={(h, x[a].shape[2])}, "
+                f"of W_V.shape={x['W_V'].shape} and {a}.shape={x[a].shape}"
+            )
     if x["W_O"].shape[0] != h * d_v:
         raise ValueError(f"W_O.shape={x['W_O'].shape} must begin with h * d_v = {h * d_v}")
     q, k, v = (np.einsum("blm,hmd->bhld", x[a], x[w]) for a, w in (("Q", "W_Q"), ("K", "W_K"), ("V", "W_V")))

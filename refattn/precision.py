@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from .dtypes import FORMATS, format_of
 
-__all__ = ["Conventions", "Precision", "Unsupported", "preset"]
+__all__ = ["Conventions", "Precision", "Unsupported", "eager", "preset"]
 
 
 class Unsupported(Exception):
@@ -41,8 +41,8 @@ class Precision:
     """dtype the scores are stored in; None: kept in the accumulator's."""
     scaled_q: str | None = None
     """dtype of a q multiplied by scale beforehand; None: scale is applied to the scores."""
-    exp_ulp: float = 2.0
-    """relative error of exp in units of the accumulator's u; 4 covers ex2.approx (2**-22)."""
+    exp_ulp: float = 4.0
+    """relative error of exp in units of the accumulator's u; 4 covers ex2.approx (2**-22) and NumPy's float32 exp."""
     tanh_error: float = 2.0**-22
     """relative error of tanh (softcap); 2**-11 covers tanh.approx.f32."""
     weights_normalised: bool = False
@@ -55,6 +55,8 @@ class Precision:
     """> 0: dk and dv are accumulated in the output dtype across blocks of so many queries."""
     grad_k_block: int = 0
     """> 0: dq is accumulated in the output dtype across blocks of so many keys."""
+    grad_per_head: bool = False
+    """dk and dv of each query head are rounded to the output dtype before the group's are added."""
     flush_subnormal: bool = False
     """outputs below the smallest normal number may be flushed to zero."""
     source: str = ""
@@ -63,8 +65,8 @@ class Precision:
     def __post_init__(self) -> None:
         for name in ("inputs", "out", "accumulate", "weights", "lse", "scores", "scaled_q"):
             value = getattr(self, name)
-            if value is not None:
-                format_of(value, name)
+            if value is not None or name not in ("weights", "scores", "scaled_q"):
+                object.__setattr__(self, name, format_of(value, name).name)
         if self.accumulate not in ("float64", "float32"):
             raise ValueError(f"accumulate={self.accumulate} has no derived bound; use float32 or float64")
         for name in ("exp_ulp", "tanh_error"):
@@ -95,8 +97,8 @@ def preset(dtype: str, out: str | None = None) -> Precision:
     >>> preset("bfloat16").weights
     'bfloat16'
     """
-    format_of(dtype)
-    out = out or dtype
+    dtype = format_of(dtype).name
+    out = format_of(out or dtype, "out").name
     if dtype == "float64":
         return Precision("float64", out, accumulate="float64", lse="float64")
     if dtype == "float32":

@@ -7,12 +7,11 @@ autograd.  What the call cannot express is refused: softcap, sinks, lse, float8.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any, Literal
-
-import numpy as np
 
 from ..case import Case
 from ..exchange import from_torch, to_torch
@@ -80,12 +79,13 @@ class ScaledDotProductAttention:
         causal = case.mask == Causal("top_left") and case.bias is None and case.q_lens is None and case.k_lens is None
         attn_mask = None
         if not causal and (case.mask is not None or case.q_lens is not None or case.k_lens is not None):
-            attn_mask = torch.from_numpy(np.ascontiguousarray(case.visibility.tile()))
+            attn_mask = torch.from_numpy(case.visibility.tile().copy())
         if "bias" in x:
             attn_mask = x["bias"] if attn_mask is None else torch.where(attn_mask, x["bias"], -torch.inf)
         chosen = [getattr(SDPBackend, self.backend)] if self.backend else list(SDPBackend.__members__.values())
         try:
-            with sdpa_kernel(chosen):
+            with warnings.catch_warnings(), sdpa_kernel(chosen):
+                warnings.simplefilter("ignore")  # why a kernel was not chosen; the error says so too
                 out = scaled_dot_product_attention(
                     x["q"], x["k"], x["v"], attn_mask=attn_mask, is_causal=causal, scale=case.scale,
                     enable_gqa=case.H != case.Hkv,

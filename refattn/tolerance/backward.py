@@ -29,7 +29,7 @@ import numpy as np
 from ..dtypes import FORMATS
 from ..precision import Precision
 from .forward import EVERYTHING, LARGEST, Forward, Tile, row_tiles
-from .rounding import LAMBDA, Units, half_ulp
+from .rounding import LAMBDA, SQUARES_VANISH, Units, half_ulp
 from .scores import scores
 from .ties import Ties
 
@@ -90,12 +90,13 @@ class _Sum:
         for mine, part in zip(arrays, parts, strict=True):
             mine[rows] += part
 
-    def finish(self, count: Array, blocks: int, heads: Array, c: Units) -> Bound:
+    def finish(self, count: Array, blocks: int, heads: Array, c: Units, scale: float = 1.0) -> Bound:
         """Add the accumulation of `count` terms, across `blocks` and `heads` in the output's dtype."""
         u, x = c.u, np.abs(self.value)
-        rigorous = self.rigorous + count * u * (self.terms + self.rigorous) + 4 * u * self.terms
+        grid = (count > 0) * (count + 4) * c.eta * max(1.0, abs(scale))  # subnormal products
+        rigorous = self.rigorous + grid + count * u * (self.terms + self.rigorous) + 4 * u * self.terms
         variance = self.variance + u * u / 3 * count * (x * x / 3 + self.squares / 6)
-        coherent = self.coherent + 4 * u * x + count * u * self.repeated
+        coherent = self.coherent + grid + 4 * u * x + count * u * self.repeated
         if blocks > 1:
             n, u_out = blocks - 1, c.u_out
             rigorous = rigorous * (1 + u_out) + n * (u_out * (self.terms + x) / 2 + c.eta_out / 2)
@@ -103,6 +104,7 @@ class _Sum:
             coherent = coherent + n * c.eta_out / 2
         rounded = c.u_out * heads + (heads > 0) * c.eta_out  # sums of heads rounded beforehand
         sharp = np.fmin(LAMBDA * np.sqrt(variance) + coherent + rounded, rigorous + rounded)
+        sharp = np.where(self.terms < SQUARES_VANISH, rigorous + rounded, sharp)
         return Bound(self.value, rigorous + rounded, sharp)
 
 
@@ -172,7 +174,7 @@ def _backward(heads: list[Head], k: Array, v: Array, args: tuple[float, float | 
             apart_v += np.abs(dv.value - before_v)
     blocks = _blocks(sum(len(h.q) for h in heads), precision.grad_q_block)
     dsink = [_dsink(h, r, c) for h, r in zip(heads, known, strict=True)]
-    return Backward(dq, dk.finish(count, blocks, apart_k, c), dv.finish(count, blocks, apart_v, c), dsink)
+    return Backward(dq, dk.finish(count, blocks, apart_k, c, args[0]), dv.finish(count, blocks, apart_v, c), dsink)
 
 
 def _blocks(n: int, size: int) -> int:
@@ -208,10 +210,12 @@ def _pairs(
     Dv = v.shape[1]
     # dout has the output's dtype, v the inputs': products are exact where both have 16 bits
     rounds = float(FORMATS[precision.out].bits + FORMATS[precision.inputs].bits > FORMATS[precision.accumulate].bits)
-    e_dP = Dv * u * (A + np.abs(dP)) / 2 * (1 + Dv * u) + rounds * u * A + c.u_scores * np.abs(dP)
+    e_dP = Dv * u * (A + np.abs(dP)) / 2 * (1 + Dv * u) + rounds * u * A + c.u_scores * np.abs(dP) + Dv * c.eta
     v_dP = u * u / 3 * (Dv * (dP * dP / 3 + squares / 6) + rounds * squares) + c.u_scores**2 / 3 * dP * dP
     flushed = np.where(visible & (P < 4 * c.smallest_normal), np.minimum(P, c.smallest_normal), 0.0)
-    return _Pairs(t, visible, s.error, P, e, variance, s.slope, s.slope_error, s.slope_deviation, dP, e_dP, v_dP, flushed)
+    return _Pairs(
+        t, visible, s.error, P, e, variance, s.slope, s.slope_error, s.slope_deviation, dP, e_dP, v_dP, flushed
+    )
 
 
 def _slopes(p: _Pairs, h: Head, r: _Rows, rows: slice, c: Units) -> _Slopes:
@@ -222,13 +226,15 @@ def _slopes(p: _Pairs, h: Head, r: _Rows, rows: slice, c: Units) -> _Slopes:
     dT = p.P * core
     inner = p.e_dP + r.e_delta[rows] + 2 * u * sizes
     P_up = p.P * (1 + p.e)
-    e_dT = p.P * p.e * np.abs(core) + P_up * inner + p.flushed * (np.abs(core) + inner) + 3 * u * np.abs(dT)
+    e_dT = p.P * p.e * np.abs(core) + P_up * inner + p.flushed * (np.abs(core) + inner) + 3 * u * np.abs(dT) + 4 * c.eta
     e_dT = np.where(p.visible, e_dT, 0.0)
     dS = dT * p.slope
     size = np.abs(dS)
     e_dS = e_dT * np.abs(p.slope) + (np.abs(dT) + e_dT) * p.slope_error + 2 * u * size
     underflow = max(c.weights_eta / 2, c.smallest_normal)
-    low = np.where(p.visible & (size < 8 * max(c.weights_normal, c.smallest_normal)), np.minimum(underflow, size + e_dS), 0.0)
+    low = np.where(
+        p.visible & (size < 8 * max(c.weights_normal, c.smallest_normal)), np.minimum(underflow, size + e_dS), 0.0
+    )
     e_rounded = e_dS + u_p * (size + e_dS) + low
     relative = np.hypot(size * np.sqrt(p.v + (u_p * u_p + 3 * u * u) / 3), dT * p.slope_deviation)
     relative = np.copysign(relative, dS)
@@ -257,7 +263,9 @@ def _rows_pass(
         variance = (s.relative**2 + s.absolute**2) @ k2
         variance += ties.sum_squares(s.relative, k) + ties.sum_squares(s.absolute, k)
         variance += r.v_delta[rows] * PK**2 + r.v_lse[rows] * value**2
-        coherent = r.b_delta[rows] * np.abs(PK) + (s.low + p.flushed * np.abs(p.dP)) @ kabs + c.u_weights * np.abs(value)
+        coherent = (
+            r.b_delta[rows] * np.abs(PK) + (s.low + p.flushed * np.abs(p.dP)) @ kabs + c.u_weights * np.abs(value)
+        )
         rigorous = s.e_dS @ kabs
         narrow = _narrow(p.t, p.P, p.visible, c, axis=1)
         coherent = np.where(narrow, rigorous, coherent)
@@ -267,7 +275,7 @@ def _rows_pass(
             size**2 * ((s.dS * s.dS) @ k2), terms * ties.repeated(p.P, agree),
         )  # fmt: skip
         count[rows] = p.visible.sum(1, keepdims=True)
-    return total.finish(count, _blocks(len(k), precision.grad_k_block), np.zeros_like(total.value), c)
+    return total.finish(count, _blocks(len(k), precision.grad_k_block), np.zeros_like(total.value), c, scale)
 
 
 def _delta_errors(p: _Pairs, h: Head, r: _Rows, rows: slice, ties: Ties, c: Units) -> None:
@@ -280,7 +288,12 @@ def _delta_errors(p: _Pairs, h: Head, r: _Rows, rows: slice, ties: Ties, c: Unit
     products = np.abs(dout) * np.abs(o)
     large = (p.P > u).sum(1, keepdims=True)
     by_keys = (p.P * (p.e_dP + large * u * np.abs(p.dP))).sum(1, keepdims=True)
-    r.e_delta[rows] = (np.abs(dout) * e_out).sum(1, keepdims=True) + (Dv + 1) * u * products.sum(1, keepdims=True) + by_keys
+    r.e_delta[rows] = (
+        (np.abs(dout) * e_out).sum(1, keepdims=True)
+        + (Dv + 1) * u * products.sum(1, keepdims=True)
+        + by_keys
+        + (Dv + 2) * c.eta
+    )
     w = p.P * np.sqrt(p.v) * (p.dP - delta)
     wp = u_p * p.P * p.dP
     variance = (w * w).sum(1, keepdims=True) + ties.sum_squares_of(w)
@@ -291,7 +304,8 @@ def _delta_errors(p: _Pairs, h: Head, r: _Rows, rows: slice, ties: Ties, c: Unit
     variance += u * u / 9 * large * delta**2
     variance += u * u / 3 * Dv * (delta**2 / 3 + (products**2).sum(1, keepdims=True) / 6)
     r.v_delta[rows] = variance
-    r.b_delta[rows] = (u_p + 4 * u) * np.abs(delta)
+    coherent = (np.abs(dout) * f.coherent[rows]).sum(1, keepdims=True)
+    r.b_delta[rows] = (u_p + 4 * u) * np.abs(delta) + coherent + (Dv + 2) * c.eta
 
 
 def _narrow(t: Array, P: Array, visible: Array, c: Units, axis: int) -> Array:

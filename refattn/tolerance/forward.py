@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from ..precision import Precision
-from .rounding import LAMBDA, Units
+from .rounding import LAMBDA, SQUARES_VANISH, Units
 from .scores import scores
 from .ties import Ties
 
@@ -53,11 +53,12 @@ class Forward:
     rigorous: Array
     sharp: Array
     accumulation_variance: Array
+    coherent: Array
+    """the part of sharp that is no sum of independent errors, without what is proportional to out"""
     lse: Array
     lse_rigorous: Array
     lse_sharp: Array
     lse_variance: Array
-    max: Array
 
 
 def row_tiles(rows: int, keys: int, elements: int = 1 << 18) -> list[slice]:
@@ -73,7 +74,8 @@ def forward(
     """Bounds of one head; q (Lq, D), k (Lk, D), v (Lk, Dv) finite float64, exact in the inputs' dtype."""
     Lq, Lk, Dv = len(q), len(k), v.shape[1]
     c = Units(precision, Lk)
-    sizes = {f.name: (Lq, Dv if f.name in ("out", "rigorous", "sharp", "accumulation_variance") else 1) for f in fields(Forward)}
+    wide = ("out", "rigorous", "sharp", "accumulation_variance", "coherent")
+    sizes = {f.name: (Lq, Dv if f.name in wide else 1) for f in fields(Forward)}
     bound = Forward(**{name: np.zeros(size) for name, size in sizes.items()})
     for rows in row_tiles(Lq, Lk):
         tile = visible(rows, EVERYTHING), bias(rows, EVERYTHING)
@@ -113,7 +115,8 @@ def _tile(
     aV = a @ vabs
 
     rounding_p = u_p * (B + aV) + c.pv_rounds * u * (B + aV)
-    underflow = np.zeros_like(o)
+    visible_count = visible.sum(1, keepdims=True)
+    underflow = np.zeros_like(o) + (visible_count + 4) * c.eta  # subnormal products and quotients
     if u_p:
         unit = p if precision.weights_normalised else weight
         low = np.where(visible & (unit < c.weights_normal), np.minimum(c.weights_eta / 2, unit), 0.0)
@@ -127,8 +130,9 @@ def _tile(
     small = np.where(large, 0.0, p)
     smallV = small @ vabs
     half = (B + size) / 2  # no partial sum is larger
-    visible_count = visible.sum(1, keepdims=True)
-    sum_v = R * u * (half + aV) + 2 * T * u * (B + aV) + (smallV + np.where(large, 0.0, a) @ vabs) * (1 + visible_count * u)
+    sum_v = (
+        R * u * (half + aV) + 2 * T * u * (B + aV) + (smallV + np.where(large, 0.0, a) @ vabs) * (1 + visible_count * u)
+    )
     sum_l = R * u + small.sum(1, keepdims=True) + 2 * T * u
     rounded_l = u_p if precision.sum_rounded_weights else 0.0
     denominator = 1 - A0 - sum_l - rounded_l
@@ -139,8 +143,10 @@ def _tile(
     if sink is not None:
         low_v, high_v = np.minimum(low_v, 0), np.maximum(high_v, 0)
     largest = np.maximum(np.abs(low_v), np.abs(high_v))
-    hull = np.maximum(high_v - o, o - low_v) + largest * (
-        u_p + 2 * visible_count * (u + c.weights_eta + c.smallest_normal) + 2 * T * u + 4 * u
+    hull = (
+        np.maximum(high_v - o, o - low_v)
+        + largest * (u_p + 2 * visible_count * (u + c.weights_eta + c.smallest_normal) + 2 * T * u + 4 * u)
+        + (visible_count + 4) * c.eta
     )
     rigorous = np.fmin(rigorous, hull)
 
@@ -155,15 +161,19 @@ def _tile(
     agree = 4 * s.error.max(1, keepdims=True, initial=0.0)
     ties = Ties(np.where(visible, s.t, 0.0), np.maximum(agree, u_p), visible & (p > 0))
     repeated = ties.repeated(p, agree)
-    spread_o += ties.sum_squares(w, v, o)
     W0 = W0 + ties.sum_squares_of(w)
     variance_p = (u_p * u_p + c.pv_rounds * u * u) / 3 * S2
     coherent = np.zeros_like(o)
-    if u_p:
-        variance_p = variance_p + u_p * u_p / 3 * ties.sum_squares(p, v)
+    if not u_p:
+        spread_o += ties.sum_squares(w, v, o)
+    else:
+        together = ties.sum_squares(p, v)
+        variance_p = variance_p + u_p * u_p / 3 * together
+        # keys that agree have about the same v_theta, far below u_p²: (a - b)² <= 2a² + 2b² will do
+        spread_o += 2 * v_theta.max(1, keepdims=True, initial=0.0) * (together + o * o * ties.sum_squares_of(p))
         mean_x = (p * x).sum(1, keepdims=True)
         narrow = (p * x * x).sum(1, keepdims=True) - mean_x * mean_x < (4 * u_p) ** 2
-        coherent = np.where(narrow, rounding_p, u_p * size)
+        coherent = np.where(narrow, rounding_p, 0.0)
     prefix = _largest_prefix(p, v, o)
     variance_sum = u * u / 3 * R * np.minimum(prefix**2 / 3 + S2 / 6, half**2)
     variance_l = u * u / 9 * R * o * o
@@ -173,9 +183,10 @@ def _tile(
     sum_px, sum_pw = px.sum(1, keepdims=True), pw.sum(1, keepdims=True)
     scale_error = 2 * u * (np.abs(px @ v - o * sum_px) + np.abs(pw @ v - o * sum_pw))
     deviation = np.sqrt(spread_o + variance_p + variance_sum + variance_l)
-    coherent = coherent + np.where(repeated, sum_v + size * sum_l, smallV)
-    sharp = LAMBDA * deviation + scale_error + coherent + underflow + 6 * u * size
+    coherent = coherent + underflow + np.where(repeated, sum_v + size * sum_l, smallV)
+    sharp = LAMBDA * deviation + scale_error + coherent + (u_p + 6 * u) * size
     sharp = np.fmin(sharp, rigorous)  # squares may overflow in float64: then the rigorous one
+    sharp = np.where(B < SQUARES_VANISH, rigorous, sharp)
 
     # lse
     log_l = np.abs(np.log(np.where(total > 0, total, 1.0)))
@@ -190,8 +201,9 @@ def _tile(
     lse_variance = lse_variance + (final + drift) ** 2 / 3
     zero = np.where(dead, 0.0, 1.0)
     return Forward(
-        o, rigorous * zero, sharp * zero, variance_sum, lse, lse_rigorous * zero, lse_sharp * zero, lse_variance * zero, m
-    )
+        o, rigorous * zero, sharp * zero, variance_sum, coherent * zero,
+        lse, lse_rigorous * zero, lse_sharp * zero, lse_variance * zero,
+    )  # fmt: skip
 
 
 def _largest_prefix(p: Array, v: Array, o: Array, block: int = 64) -> Array:

@@ -20,13 +20,16 @@ import numpy as np
 from ..dtypes import FORMATS, round_to
 from ..precision import Precision
 
-__all__ = ["LAMBDA", "Units", "half_ulp", "interval"]
+__all__ = ["LAMBDA", "SQUARES_VANISH", "Units", "half_ulp", "interval"]
 
 Array = np.ndarray[Any, Any]
 
 LAMBDA = 8.2
 """Sharp bounds hold for one element but for a probability 2 exp(-LAMBDA**2 / 2) = 5e-15, so that
 2e8 elements, more than the suite has, all hold but for 1e-6."""
+
+SQUARES_VANISH = 2.0**-480
+"""Below this the squares in a variance underflow, and the rigorous bound is used."""
 
 
 class Units:
@@ -36,6 +39,7 @@ class Units:
         accumulate = FORMATS[precision.accumulate]
         self.u = accumulate.u
         self.smallest_normal = accumulate.smallest_normal
+        self.eta = accumulate.eta
         self.eps = precision.exp_ulp * self.u
         self.tanh = precision.tanh_error if precision.accumulate != "float64" else 4 * self.u
         weights = FORMATS[precision.weights] if precision.weights else None

@@ -51,7 +51,7 @@ def scores(
     ax = np.abs(x)
     A = np.abs(q) @ np.abs(k).T
     squares = (q * q) @ (k * k).T
-    dot = D * u * (A + ax) / 2 * (1 + D * u) + c.qk_rounds * u * A
+    dot = D * u * (A + ax) / 2 * (1 + D * u) + c.qk_rounds * u * A + D * c.eta
     dot_variance = u * u / 3 * (D * (x * x / 3 + squares / 6) + c.qk_rounds * squares)
     size = abs(scale)
     s = scale * x
@@ -68,7 +68,7 @@ def scores(
     if softcap is not None:
         tanh = np.tanh(s / softcap)
         t = softcap * tanh
-        slope = 1 - tanh * tanh
+        slope = 1 / np.cosh(np.minimum(magnitude / softcap, 300)) ** 2
         steepest = 1 / np.cosh(np.minimum(np.maximum(magnitude - e, 0) / softcap, 300)) ** 2
         slope_error = 2 * np.abs(tanh) * (steepest * e / softcap + c.tanh) + 4 * u
         slope_deviation = np.sqrt(4 * tanh**2 * (slope**2 * v / softcap**2 + c.tanh**2 / 3) + u * u)

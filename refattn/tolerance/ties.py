@@ -65,9 +65,10 @@ class Ties:
 
     def sum_squares(self, w: Array, c: Array, center: Array | None = None) -> Array:
         """sum over bins of (sum_j w_j (c_j - center))²; w (rows, n), c (n, d), center (rows, d)."""
-        total = np.zeros((self.shape[0], c.shape[1]))
+        total = np.zeros((c.shape[1], self.shape[0]))
         if not len(self.starts):
-            return total
+            return total.T
+        by_column = np.ascontiguousarray(c.T)
         weights = w[self.rows, self.columns]
         ends = np.append(self.starts[1:], len(self.rows))
         step = max(1, CHUNK // max(1, c.shape[1]))
@@ -75,14 +76,14 @@ class Ties:
         while first < len(self.starts):  # whole bins, about `step` entries at a time
             last = max(first + 1, int(np.searchsorted(ends, self.starts[first] + step)))
             a, z = self.starts[first], ends[last - 1]
-            terms = weights[a:z, None] * c[self.columns[a:z]]
-            sums = np.add.reduceat(terms, self.starts[first:last] - a, axis=0)
-            owners = self.owners[first:last]
+            starts, owners = self.starts[first:last] - a, self.owners[first:last]
+            sums = np.add.reduceat(weights[a:z] * np.take(by_column, self.columns[a:z], axis=1), starts, axis=1)
             if center is not None:
-                sums -= np.add.reduceat(weights[a:z], self.starts[first:last] - a)[:, None] * center[owners]
-            np.add.at(total, owners, sums * sums)
+                sums -= np.add.reduceat(weights[a:z], starts) * center[owners].T
+            new = np.flatnonzero(np.diff(owners, prepend=-1))
+            total[:, owners[new]] += np.add.reduceat(sums * sums, new, axis=1)
             first = last
-        return total
+        return total.T
 
     def sum_squares_of(self, w: Array) -> Array:
         """sum over bins of (sum_j w_j)², (rows, 1)."""

@@ -1,0 +1,305 @@
+"""The command `refattn`: check, list, show, fuzz.
+
+Exit codes of check: 0 if no case failed and every case of the basics chapter passed, 1 if not, 2
+for a mistake in how it was called, 130 if it was interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .case import Case
+from .implementation import DEFAULT
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .conform import Report
+    from .judge import Verdict
+
+__all__ = ["main"]
+
+
+class _Usage(Exception):
+    """A mistake of the caller, in one line."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    from .conform import BadContract
+    from .worker import CannotLoad
+
+    try:
+        code: int = arguments.command(arguments)
+        sys.stdout.flush()
+        return code
+    except (_Usage, BadContract, CannotLoad) as error:
+        print(f"refattn: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("refattn: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # of `refattn list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from .report import suite_version
+
+        print(f"refattn {suite_version()}")
+        parser.exit()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="refattn", description="Judges implementations of attention.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the suite's version and exit")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    selection = argparse.ArgumentParser(add_help=False)
+    for option, metavar, what in (("case", "ID", "case or glob"), ("chapter", "C", "chapter"), ("dtype", "D", "dtype")):
+        text = f"a {what}; may be repeated"
+        selection.add_argument(f"--{option}", action="append", default=[], metavar=metavar, help=text)
+
+    candidate = argparse.ArgumentParser(add_help=False)
+    candidate.add_argument(
+        "implementation", nargs="?", default=DEFAULT, metavar="IMPL",
+        help="module:callable, or torch, or refattn (the default: its own kernel)",
+    )  # fmt: skip
+    candidate.add_argument("--seed", type=_natural, default=0, metavar="N", help="shift the seed of every case by N")
+    candidate.add_argument("--timeout", type=_positive, default=60.0, metavar="S", help="seconds for one call (60)")
+
+    check = commands.add_parser("check", parents=[candidate, selection], help="judge an implementation case by case")
+    check.set_defaults(command=_check)
+    check.add_argument("--case-json", metavar="JSON", help="a case as JSON, or a file of one case or of a list")
+    check.add_argument(
+        "--expected-failures", type=Path, metavar="FILE",
+        help="lines `ID-or-glob  # reason`; one that passes is an error",
+    )  # fmt: skip
+    check.add_argument("--dump", type=Path, metavar="DIR", help="write the tensors of failing cases as safetensors")
+    check.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
+    check.add_argument("--junit", type=Path, metavar="FILE", help="write the report as JUnit XML")
+    check.add_argument("-x", "--exitfirst", action="store_true", help="stop at the first failure")
+
+    lists = commands.add_parser("list", parents=[selection], help="one line for each case")
+    lists.set_defaults(command=_list)
+
+    show = commands.add_parser("show", help="all about one case, with the picture of its mask")
+    show.add_argument("case", metavar="CASE")
+    show.set_defaults(command=_show)
+
+    fuzz = commands.add_parser("fuzz", parents=[candidate], help="random cases, shrunk to the smallest that fails")
+    fuzz.add_argument("--seconds", type=_positive, default=60.0, metavar="S", help="how long to search (default 60)")
+    fuzz.set_defaults(command=_fuzz)
+    return parser
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} must be > 0 seconds")
+    return value
+
+
+def _natural(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} must be >= 0")
+    return value
+
+
+def _selected(arguments: argparse.Namespace) -> tuple[Case, ...]:
+    from .cases import select
+
+    try:
+        return tuple(select(arguments.case, arguments.chapter, arguments.dtype))
+    except ValueError as error:
+        raise _Usage(str(error)) from None
+
+
+def _cases_of(text: str) -> tuple[Case, ...]:
+    """The cases of a JSON text or file; refused, with the reason, if they make no problem."""
+    from .inputs import make
+
+    try:
+        data = json.loads(text if text.lstrip().startswith(("{", "[")) else Path(text).read_text())
+        cases = tuple(Case.from_json(one) for one in (data if isinstance(data, list) else [data]))
+        for case in cases:
+            make(case)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _Usage(f"--case-json: {type(error).__name__}: {error}") from None
+    return cases
+
+
+def _expected_failures(path: Path | None, cases: Sequence[Case]) -> dict[str, str]:
+    """The reason for each case that is expected to fail; refused if a line matches no case of the suite."""
+    from .cases import CASES
+
+    expected: dict[str, str] = {}
+    try:
+        lines = [] if path is None else path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _Usage(f"--expected-failures: {error}") from None
+    ids = {case.id for case in (*CASES, *cases)}
+    for number, line in enumerate(lines, 1):
+        pattern, _, reason = (part.strip() for part in line.partition("#"))
+        if not pattern:
+            continue
+        matching = fnmatch.filter(ids, pattern)
+        if not matching:
+            raise _Usage(f"{path}:{number}: {pattern!r} matches no case")
+        expected.update(dict.fromkeys(matching, reason or "no reason given"))
+    return expected
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    if arguments.case_json and (arguments.case or arguments.chapter or arguments.dtype):
+        raise _Usage("--case-json and --case, --chapter, --dtype exclude each other")
+    cases = _cases_of(arguments.case_json) if arguments.case_json else _selected(arguments)
+    expected = _expected_failures(arguments.expected_failures, cases)
+    for option, path in (("--json", arguments.json), ("--junit", arguments.junit)):
+        if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
+            raise _Usage(f"{option}: {path} cannot be written; it must be a file in a folder that exists")
+    if arguments.dump is not None:
+        try:
+            arguments.dump.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _Usage(f"--dump: {error}") from None
+
+    from .report import as_json, as_junit
+
+    report = _run(arguments, cases, expected)
+    try:
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(as_json(report), indent=1) + "\n")
+        if arguments.junit is not None:
+            arguments.junit.write_text(as_junit(report), encoding="utf-8")
+    except OSError as error:
+        raise _Usage(str(error)) from None
+    return _exit_code(report)
+
+
+def _run(arguments: argparse.Namespace, cases: Sequence[Case], expected: dict[str, str]) -> Report:
+    """Run with a bar on stderr, if that is a terminal, and failures on stdout as they come."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from . import conform
+    from .dump import dump
+    from .report import header, print_failure, print_summary
+
+    console, terminal = _stdout(), Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    progress = Progress(
+        *columns, console=terminal, transient=True, disable=not terminal.is_terminal, redirect_stdout=False
+    )
+    task = progress.add_task("", total=len(cases))
+    spec = arguments.implementation
+
+    def on_start(report: Report) -> None:
+        for line in header(report):
+            console.print(line, soft_wrap=True)
+        progress.start()
+
+    def on_verdict(verdict: Verdict) -> bool:
+        progress.update(task, advance=1, description=verdict.case.id)
+        unexpected = verdict.case.id not in expected
+        if verdict.status == "failed":
+            progress.stop()  # so that the bar does not mix with stdout
+            print_failure(console, verdict, spec, arguments.seed, expected.get(verdict.case.id, ""))
+            if arguments.dump is not None and verdict.evidence is not None:
+                console.print(f"     tensors: {dump(verdict.evidence, arguments.dump, spec)}", soft_wrap=True)
+            progress.start()
+        return bool(arguments.exitfirst and unexpected and verdict.status == "failed")
+
+    try:
+        report = conform.run(
+            spec, cases,
+            timeout=arguments.timeout, seed=arguments.seed, expected=expected, on_start=on_start, on_verdict=on_verdict,
+        )  # fmt: skip
+    finally:
+        progress.stop()
+    print_summary(console, report)
+    return report
+
+
+def _stdout() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def _exit_code(report: Report) -> int:
+    if report.interrupted:
+        return 130
+    refused = [v.case.id for v in report.verdicts if v.case.chapter == "basics" and v.status == "unsupported"]
+    counts = report.counts()
+    if refused:
+        print(f"no success: basics refused: {' '.join(refused)}")
+    elif not counts["passed"] + counts["acceptable"] + counts["failed"]:
+        print("no success: no case was judged")
+        return 1
+    return 1 if refused or report.failures() or report.stale() else 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from .show import line
+
+    for case in _selected(arguments):
+        print(line(case))
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from .cases import FLAGS, by_id
+    from .show import page
+
+    try:
+        case = by_id(arguments.case)
+    except (KeyError, ValueError) as error:
+        raise _Usage(str(error.args[0])) from None
+    print(page(case, FLAGS))
+    return 0
+
+
+def _fuzz(arguments: argparse.Namespace) -> int:
+    from .fuzz import fuzz
+    from .report import failure
+    from .worker import Worker
+
+    try:
+        import hypothesis  # noqa: F401
+    except ImportError:
+        raise _Usage("fuzz needs hypothesis: pip install hypothesis") from None
+    with Worker(arguments.implementation, arguments.timeout) as worker:
+        outcome = fuzz(worker, arguments.seconds, arguments.seed, _ticker())
+    print(f"{outcome.ran} random cases, {outcome.unsupported} unsupported, seed {arguments.seed}")
+    if outcome.failure is None:
+        if outcome.ran == outcome.unsupported:
+            print("no success: no case was judged")
+            return 1
+        return 0
+    print(json.dumps(outcome.failure.case.to_json(), indent=1))
+    print(failure(outcome.failure, arguments.implementation))
+    return 1
+
+
+def _ticker() -> Callable[[Verdict], None]:
+    """Counts on stderr, if that is a terminal."""
+    count = 0
+
+    def tick(verdict: Verdict) -> None:
+        nonlocal count
+        count += 1
+        if sys.stderr.isatty() and count % 20 == 0:
+            print(f"\r{count} cases", end="", file=sys.stderr, flush=True)
+
+    return tick

@@ -1,0 +1,115 @@
+"""The run: an implementation against the truth, case by case."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .calling import Description, Local
+from .case import Case
+from .implementation import Implementation
+from .inputs import make
+from .judge import Output, Verdict, failed_call, judge
+from .precision import Conventions, Precision, preset
+from .truth import truth
+from .worker import Worker
+
+__all__ = ["BadContract", "Output", "Report", "Verdict", "examine", "judge", "run"]
+
+
+class BadContract(ValueError):
+    """An implementation declares a contract that it may not: a mistake of its author, not a failure."""
+
+
+@dataclass
+class Report:
+    """The verdicts of a run, in the order of its cases, and what they are about."""
+
+    spec: str
+    description: Description
+    seed: int = 0
+    selected: int = 0
+    verdicts: list[Verdict] = field(default_factory=list)
+    interrupted: bool = False
+    expected: Mapping[str, str] = field(default_factory=dict)
+    """ids of the cases that are expected to fail, and why"""
+
+    def failures(self) -> list[Verdict]:
+        """The failures that are not expected."""
+        return [v for v in self.verdicts if v.status == "failed" and v.case.id not in self.expected]
+
+    def stale(self) -> list[Verdict]:
+        """The cases that were expected to fail, and do not."""
+        return [v for v in self.verdicts if v.status in ("passed", "acceptable") and v.case.id in self.expected]
+
+    def counts(self) -> dict[str, int]:
+        counts = {"passed": 0, "acceptable": 0, "unsupported": 0, "failed": 0}
+        for verdict in self.verdicts:
+            counts[verdict.status] += 1
+        return counts
+
+
+def examine(candidate: Worker | Local, case: Case) -> Verdict:
+    """Run one case and judge it; the truth is computed while the candidate works."""
+    plan = candidate.plan(case)
+    description = candidate.description
+    if plan.failure is not None:
+        return Verdict(case, "failed", reasons=(failed_call(plan.failure),))
+    if plan.reason is None and description.outputs.isdisjoint(case.want):
+        plan = dataclasses.replace(plan, reason=f"returns no {' '.join(sorted(case.want))}")
+    if plan.reason is not None or plan.precision is None:
+        return Verdict(case, "unsupported", reasons=(plan.reason or "",))
+    _check_contract(plan.precision, case, description.name)
+    problem = make(case)
+    candidate.start(problem)
+    expected = truth(problem, plan.precision, Conventions())
+    return judge(
+        problem, candidate.result(), plan.precision, description.conventions,
+        outputs=description.outputs, expected=expected,
+    )  # fmt: skip
+
+
+def _check_contract(precision: Precision, case: Case, name: str) -> None:
+    for what, said, given in (("inputs", precision.inputs, case.dtype), ("out", precision.out, case.out_dtype)):
+        if said != given:
+            raise BadContract(f"{name}: precision({case.id}) says {what}={said}, but the case has {given}")
+    loosened = precision.looser_than(preset(case.dtype, case.out_dtype))
+    if loosened and not precision.source:
+        fields = ", ".join(f"{field}={value!r}" for field, value in loosened.items())
+        raise BadContract(
+            f"{name}: precision({case.id}) is looser than preset({case.dtype!r}) in {fields}; "
+            "say in source= where that is documented or measured"
+        )
+
+
+def run(
+    spec: str | Implementation,
+    cases: Sequence[Case],
+    *,
+    timeout: float = 60.0,
+    seed: int = 0,
+    expected: Mapping[str, str] | None = None,
+    on_start: Callable[[Report], object] = lambda report: None,
+    on_verdict: Callable[[Verdict], bool | None] = lambda verdict: None,
+) -> Report:
+    """Examine all cases; `seed` is added to each case's.  Stops when `on_verdict` returns True.
+
+    A spec is loaded in a process of its own, an implementation runs in this one.  Ctrl-C ends the
+    run and returns the report so far.  Raises `CannotLoad` and `BadContract`.
+    """
+    candidate = Worker(spec, timeout) if isinstance(spec, str) else Local(spec)
+    report = Report(spec if isinstance(spec, str) else spec.name, candidate.description, seed, len(cases))
+    report.expected = expected or {}
+    try:
+        on_start(report)
+        for case in cases:
+            verdict = examine(candidate, dataclasses.replace(case, seed=case.seed + seed) if seed else case)
+            report.verdicts.append(dataclasses.replace(verdict, evidence=None))
+            if on_verdict(verdict):
+                break
+    except KeyboardInterrupt:
+        report.interrupted = True
+    finally:
+        candidate.close()
+    return report

@@ -1,0 +1,95 @@
+"""`Problem`, a case with its arrays, and `make`, which draws them.
+
+`families` holds one function for each named family of q, k, v, by difficulty; `bias` the small
+families of the additive bias and of the sink logits; `poison` fills with NaN what may not be read.
+All is drawn from Philox streams keyed by the seed and the family's name.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..case import Case
+from ..dtypes import FORMATS, round_to
+from .bias import BIAS, SINKS
+from .families import FAMILIES
+from .poison import poison, poison_pairs
+
+__all__ = ["BIAS", "FAMILIES", "SINKS", "Problem", "make"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A case with its arrays.
+
+    `logical` holds dense arrays in the case's dtypes, (B, heads, L, D): all that the oracle sees.
+    `fresh()` gives what an implementation is handed: copies, stored as `case.storage` says.
+    Names: q k v, and where the case has them bias sinks dout dlse.
+    """
+
+    case: Case
+    logical: Mapping[str, Array]
+
+    def fresh(self) -> dict[str, Array]:
+        """New writeable copies; arrays of four dimensions have the memory order of `case.storage.layout`."""
+        order = ["BHLD".index(letter) for letter in self.case.storage.layout]
+        back = np.argsort(order)
+        return {
+            name: x.transpose(order).copy().transpose(back) if x.ndim == 4 else x.copy()
+            for name, x in self.logical.items()
+        }
+
+
+def make(case: Case) -> Problem:
+    """The problem of a case: deterministic in the seed, the family's name and the sizes.
+
+    dout is in `out_dtype` and exists where a gradient is wanted, dlse (float32, of float64 cases
+    float64) where lse is wanted too.  Refused: families that do not exist, and values beyond the
+    range of their dtype.
+    """
+    q, k, v = _family(FAMILIES, case.family, "family")(case, _rng(case, case.family))
+    drawn = {"q": (q, case.dtype), "k": (k, case.dtype), "v": (v, case.dtype)}
+    if case.bias is not None:
+        bias = _family(BIAS, case.bias.family, "bias family")(case, _rng(case, f"bias {case.bias.family}"))
+        drawn["bias"] = bias, case.bias.dtype
+    if case.sinks is not None:
+        drawn["sinks"] = _family(SINKS, case.sinks, "sinks")(case, _rng(case, f"sinks {case.sinks}")), case.dtype
+    if case.backward:
+        rng = _rng(case, "backward")
+        drawn["dout"] = rng.standard_normal((case.B, case.H, case.Lq, case.Dv)), case.out_dtype
+        if "lse" in case.want:
+            dtype = "float64" if case.dtype == "float64" else "float32"
+            lens = np.array([case.Lq] * case.B if case.q_lens is None else case.q_lens)
+            exists = np.arange(case.Lq) < lens[:, None, None]  # else dsinks would hear of rows that are not there
+            drawn["dlse"] = np.where(exists, rng.standard_normal((case.B, case.H, case.Lq)), 0.0), dtype
+    logical = {}
+    for name, (x, dtype) in drawn.items():
+        rounded = round_to(x, dtype)
+        if not np.array_equal(np.isfinite(x), np.isfinite(rounded)):
+            peak = np.abs(x[np.isfinite(x)]).max()
+            raise ValueError(f"family={case.family!r} draws {name} up to {peak:.3g}, beyond {dtype}; use another")
+        logical[name] = rounded.astype(FORMATS[dtype].numpy)
+    if case.family == "poisoned":
+        poison(case, logical)
+    elif case.family == "poisoned_pairs":
+        poison_pairs(case, logical)
+    for x in logical.values():
+        x.setflags(write=False)
+    return Problem(case, logical)
+
+
+def _family(table: Mapping[str, Any], name: str, what: str) -> Any:
+    if name not in table:
+        raise ValueError(f"{what}={name!r} is not one of {', '.join(table)}")
+    return table[name]
+
+
+def _rng(case: Case, stream: str) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=(zlib.crc32(stream.encode()) << 64) + case.seed))

@@ -1,0 +1,278 @@
+"""What a run has found, for people (text) and for machines (JSON, JUnit).
+
+A failure reads
+
+    FAIL gqa-causal-br  out[0, 5, 2, 17] = 0.4713, should be 0.4391 in [0.4388, 0.4394]   ratio 103.9 (limit 1; ...
+         replay: refattn check my_kernel:attention --case gqa-causal-br
+
+and the same text is the message of a failing pytest item and of a JUnit testcase.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from .conform import Report
+from .judge import Output, Verdict
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = ["as_json", "as_junit", "failure", "header", "print_failure", "print_summary", "suite_version", "totals"]
+
+_INDENT = "     "
+_STALE = "is listed as an expected failure"
+
+
+def suite_version() -> str:
+    try:
+        return metadata.version("refattn")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def header(report: Report) -> list[str]:
+    """What was run: suite, implementation, what it declares, seed."""
+    about = report.description
+    declared = about.conventions.declared()
+    return [
+        f"refattn {suite_version()}, seed {report.seed}, {report.selected} cases",
+        f"{report.spec}: {' '.join(x for x in (about.name, about.version) if x)}, {about.arrays} arrays",
+        f"outputs {' '.join(sorted(about.outputs))}; conventions {_fields(declared) or 'the defaults'}",
+    ]
+
+
+def _replay(spec: str, verdict: Verdict, seed: int = 0) -> str:
+    """The command that runs this case again; a case that is not in the suite is written out."""
+    from .cases import CASES
+
+    case = verdict.case
+    if any(dataclasses.replace(c, seed=c.seed + seed) == case for c in CASES if c.id == case.id):
+        return f"refattn check {shlex.quote(spec)} --case {case.id}" + (f" --seed {seed}" if seed else "")
+    return f"refattn check {shlex.quote(spec)} --case-json {shlex.quote(json.dumps(case.to_json()))}"
+
+
+def failure(verdict: Verdict, spec: str | None, seed: int = 0) -> str:
+    """The text of a failed case: each fault, what it looks like, and, if `spec` names it, how to see it again."""
+    faults = [_out_of_bounds(o) for o in verdict.outputs if not o.passed] + list(verdict.reasons)
+    lines = [f"FAIL {verdict.case.id}  {faults[0] if faults else ''}", *faults[1:], *verdict.notes]
+    if verdict.loosened and verdict.contract is not None:
+        lines.append(f"contract loosened: {_fields(verdict.loosened)} ({verdict.contract.source})")
+    if spec is not None:
+        lines.append(f"replay: {_replay(spec, verdict, seed)}")
+    return "\n".join([lines[0], *(_indented(line) for line in lines[1:])])
+
+
+def _indented(text: str) -> str:
+    return "\n".join(_INDENT + line for line in text.split("\n"))
+
+
+def _out_of_bounds(o: Output) -> str:
+    got, value, lo, hi = _numbers(o.got, o.value, o.lo, o.hi)
+    where = f"{o.name}[{', '.join(map(str, o.index))}]"
+    limits = f"limit 1; rigorous {_ratio(o.rigorous_ratio)}"
+    return (
+        f"{where} = {got}, should be {value} in [{lo}, {hi}]   "
+        f"ratio {_ratio(o.ratio)} ({limits}), {o.failing:,} of {o.elements:,} elements"
+    )
+
+
+def _numbers(*values: float) -> list[str]:
+    """The numbers with as few digits, 4 or more, as keep different ones apart."""
+    for digits in range(4, 18):
+        texts = [f"{x:.{digits}g}" for x in values]
+        if len(set(texts)) == len({repr(x) for x in values}):
+            break
+    return texts
+
+
+def _ratio(x: float) -> str:
+    return f"{x:,.1f}" if 100 <= x < 1e6 else f"{x:.4g}" if x != 1 + 2**-52 else "just over 1"
+
+
+def _fields(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+def print_failure(console: Console, verdict: Verdict, spec: str, seed: int = 0, expected: str = "") -> None:
+    """Print it unwrapped, so that its replay line can be copied."""
+    from rich.text import Text
+
+    text = Text(failure(verdict, spec, seed))
+    if expected:
+        text.append(f"\n{_INDENT}expected: {expected}")
+    text.stylize("yellow" if expected else "bold red", 0, 4)
+    console.print(text, soft_wrap=True)
+
+
+def print_summary(console: Console, report: Report) -> None:
+    """Tables by chapter and by dtype, the conventions and contracts that were needed, and the totals."""
+    for title, key in (("chapter", lambda v: v.case.chapter), ("dtype", lambda v: v.case.dtype)):
+        console.print(_table(title, report.verdicts, key))
+    for status, label in (("acceptable", "acceptable, as declared"), ("unsupported", "unsupported")):
+        groups = _groups(
+            [v for v in report.verdicts if v.status == status],
+            lambda v: _fields(v.conventions) or " ".join(v.reasons),
+        )
+        for why, members in groups.items():
+            console.print(f"{label}: {why}: {_some([v.case.id for v in members])}", soft_wrap=True)
+    loosened = [v for v in report.verdicts if v.loosened and v.contract is not None]
+    for why, members in _groups(loosened, lambda v: f"{_fields(v.loosened)} ({v.contract.source})").items():  # type: ignore[union-attr]
+        console.print(f"loosened: {why}: {len(members)} cases", soft_wrap=True)
+    for v in report.stale():
+        console.print(f"stale: {v.case.id} passes, but {_STALE}: {report.expected[v.case.id]}", soft_wrap=True)
+    console.print(totals(report), soft_wrap=True)
+
+
+def _some(names: list[str], most: int = 6) -> str:
+    return " ".join(names) if len(names) <= most else f"{' '.join(names[:most])} and {len(names) - most} more"
+
+
+def totals(report: Report) -> str:
+    """Passed of selected and the other results; the largest ratio that still passed."""
+    counts = report.counts()
+    loosened = sum(1 for v in report.verdicts if v.loosened and v.status in ("passed", "acceptable"))
+    words = [
+        f"{counts['passed']} of {report.selected} passed" + (f" ({loosened} loosened)" if loosened else ""),
+        *(f"{counts[status]} {status}" for status in ("acceptable", "unsupported", "failed")),
+    ]
+    missing = report.selected - len(report.verdicts)
+    if report.expected:
+        words.append(f"{counts['failed'] - len(report.failures())} failures expected, {len(report.stale())} stale")
+    if missing:
+        words.append(f"{missing} not run")
+    line = ", ".join(words) + (" (interrupted)" if report.interrupted else "")
+    good = [v for v in report.verdicts if v.status in ("passed", "acceptable")]
+    if good:
+        largest = max(good, key=lambda v: v.ratio)
+        line = f"largest ratio that passed: {_ratio(largest.ratio)} in {largest.case.id}\n{line}"
+    return line
+
+
+def _groups(verdicts: Iterable[Verdict], key: Callable[[Verdict], str]) -> dict[str, list[Verdict]]:
+    groups: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        groups.setdefault(key(verdict), []).append(verdict)
+    return groups
+
+
+def _table(title: str, verdicts: list[Verdict], key: Callable[[Verdict], str]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title, box=box.SIMPLE_HEAD, pad_edge=False)
+    statuses = ("passed", "acceptable", "unsupported", "failed")
+    for name in (*statuses, "largest ratio"):
+        table.add_column(name, justify="right")
+    for name, members in _groups(verdicts, key).items():
+        counts = [sum(v.status == status for v in members) for status in statuses]
+        judged = [v.ratio for v in members if v.outputs]
+        style = "red" if counts[-1] else ""
+        table.add_row(name, *map(str, counts), _ratio(max(judged)) if judged else "-", style=style)
+    return table
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The whole report as a JSON object; numbers that are not finite are the strings nan, inf, -inf."""
+    about = report.description
+    return _finite(
+        {
+            "suite": suite_version(),
+            "seed": report.seed,
+            "selected": report.selected,
+            "interrupted": report.interrupted,
+            "implementation": {
+                "spec": report.spec,
+                "name": about.name,
+                "version": about.version,
+                "arrays": about.arrays,
+                "outputs": sorted(about.outputs),
+                "conventions": dataclasses.asdict(about.conventions),
+            },
+            "counts": report.counts(),
+            "verdicts": [
+                {
+                    "case": v.case.to_json(),
+                    "chapter": v.case.chapter,
+                    "status": v.status,
+                    "expected_failure": report.expected.get(v.case.id),
+                    "ratio": v.ratio,
+                    "seconds": v.seconds,
+                    "reasons": list(v.reasons),
+                    "notes": list(v.notes),
+                    "conventions": dict(v.conventions),
+                    "loosened": dict(v.loosened),
+                    "contract": None if v.contract is None else dataclasses.asdict(v.contract),
+                    "outputs": [dataclasses.asdict(o) for o in v.outputs],
+                }
+                for v in report.verdicts
+            ],
+        }
+    )
+
+
+def _finite(x: Any) -> Any:
+    if isinstance(x, dict):
+        return {name: _finite(value) for name, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [_finite(value) for value in x]
+    return str(x) if isinstance(x, float) and not math.isfinite(x) else x
+
+
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def as_junit(report: Report) -> str:
+    """JUnit XML: a testcase for each case, its chapter as the class name."""
+    expected = {v.case.id for v in report.verdicts if v.status == "failed"} - {v.case.id for v in report.failures()}
+    stale = {v.case.id for v in report.stale()}
+    suite = ElementTree.Element(
+        "testsuite",
+        name=_xml(f"refattn {report.spec}"),
+        tests=str(len(report.verdicts)),
+        failures=str(len(report.failures()) + len(stale)),
+        errors="0",
+        skipped=str(report.counts()["unsupported"] + len(expected)),
+        time=f"{sum(v.seconds for v in report.verdicts):.3f}",
+    )
+    properties = ElementTree.SubElement(suite, "properties")
+    about = report.description
+    for name, value in (
+        ("suite", suite_version()),
+        ("implementation", f"{about.name} {about.version}".strip()),
+        ("conventions", _fields(about.conventions.declared())),
+        ("outputs", " ".join(sorted(about.outputs))),
+        ("seed", str(report.seed)),
+    ):
+        ElementTree.SubElement(properties, "property", name=name, value=_xml(value))
+    for v in report.verdicts:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=f"refattn.{v.case.chapter}", name=v.case.id, time=f"{v.seconds:.3f}"
+        )
+        if v.case.id in expected:
+            ElementTree.SubElement(case, "skipped", message=_xml(f"expected failure: {report.expected[v.case.id]}"))
+        elif v.case.id in stale:
+            ElementTree.SubElement(case, "failure", message=_xml(f"passes, but {_STALE}: {report.expected[v.case.id]}"))
+        elif v.status == "failed":
+            text = _xml(failure(v, report.spec, report.seed))
+            ElementTree.SubElement(case, "failure", message=text.split("\n")[0]).text = text
+        elif v.status == "unsupported":
+            ElementTree.SubElement(case, "skipped", message=_xml(" ".join(v.reasons)))
+    root = ElementTree.Element("testsuites")
+    root.append(suite)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _xml(text: str) -> str:
+    """Without the characters that XML 1.0 cannot hold, such as the escape of a coloured traceback."""
+    return _NOT_XML.sub("�", text)

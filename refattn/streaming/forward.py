@@ -1,0 +1,126 @@
+"""The forward of one head: for each tile of rows, the key tiles go by and update the state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from .. import online
+from ..online import State
+from .arguments import Arguments
+from .rules import Rules, Schedule, selected_product
+
+__all__ = ["Head", "Rows", "forward", "key_tiles", "tiles"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Head:
+    """One (b, h) of the arguments, in the accumulators' dtype."""
+
+    def __init__(self, x: Arguments, rules: Rules, b: int, h: int) -> None:
+        self.x, self.rules, self.b, self.h = x, rules, b, h
+        self.key_head = rules.key_head(h, x.H, x.Hkv)
+        self.q, self.k, self.v = x.head(x.q, b, h), x.head(x.k, b, self.key_head), x.head(x.v, b, self.key_head)
+        self.scale = rules.default_scale(x.D) if x.scale is None else x.scale
+        self.sink = None if x.sinks is None else rules.sink(x.sinks, h)
+
+    def logits(self, rows: slice, keys: slice) -> tuple[Array, Array | None, Array | None] | None:
+        """(t, s / softcap, visible) of a tile; None if all of it is hidden."""
+        visible, bias = self.x.tile(self.b, self.h, rows, keys)
+        if visible is not None and not visible.any():
+            return None
+        s = self.rules.products(self.q[rows], self.k[keys], self.scale)
+        return *self.rules.logits(s, self.x.softcap, bias, visible), visible
+
+
+@dataclass
+class Rows:
+    """The answer for the rows of a head, and what the backward needs: p = exp(t - shift) * factor."""
+
+    out: Array
+    lse: Array
+    shift: Array
+    factor: Array
+    seen: Array
+    """whether the row sees any key"""
+
+
+def tiles(n: int, size: int) -> list[slice]:
+    return [slice(i, min(i + size, n)) for i in range(0, n, size)]
+
+
+def key_tiles(n: int, schedule: Schedule, size: int = 0) -> list[slice]:
+    """The key tiles, of `size` or else the schedule's, in its order."""
+    every = tiles(n, size or schedule.tile_k)
+    if schedule.order == "reverse":
+        every.reverse()
+    elif schedule.order == "random":
+        every = [every[i] for i in np.random.default_rng(schedule.seed).permutation(len(every))]
+    return every
+
+
+def forward(head: Head) -> Rows:
+    """Every row of the head, unrounded: the caller stores."""
+    rules, x = head.rules, head.x
+    lse, shift, factor = np.zeros((3, x.Lq), x.dtype)
+    done = Rows(np.zeros((x.Lq, x.Dv), x.dtype), lse, shift, factor, np.zeros(x.Lq, bool))
+    for rows in tiles(x.Lq, rules.schedule.tile_q):
+        state, seen = _go_over_keys(head, rows)
+        if head.sink is not None:
+            state = online.join_sink(state, head.sink, rules.exp)
+        # every visible score is -inf: only an input that is not finite, or an overflow, does that
+        state.l[seen & np.isneginf(state.m)] = np.nan
+        out, done.lse[rows] = online.finish(state)
+        done.out[rows] = _weigh_again(head, rows, state) if rules.precision.weights_normalised else out
+        done.seen[rows] = seen
+        if x.dtype == np.float64:  # exact where scores are huge: there lse has no digits left for log l
+            done.shift[rows] = online.shift_of(state.m)
+            done.factor[rows] = 1 / np.where(state.l == 0, 1, state.l)
+        else:
+            done.shift[rows], done.factor[rows] = online.shift_of(done.lse[rows]), 1
+    return done
+
+
+def _go_over_keys(head: Head, rows: slice) -> tuple[State, Array]:
+    rules, x = head.rules, head.x
+    n = rows.stop - rows.start
+    normalised = rules.precision.weights_normalised
+    seen = np.zeros(n, bool)
+    states = []
+    for part in _parts(key_tiles(x.Lk, rules.schedule), rules.schedule.splits):
+        state = rules.start(n, 0 if normalised else x.Dv)
+        for keys in part:
+            tile = head.logits(rows, keys)
+            if tile is not None:
+                t, _, visible = tile
+                seen |= True if visible is None else visible.any(1)
+                state = rules.update(state, t, head.v[keys, :0] if normalised else head.v[keys], visible)
+        states.append(state)
+    return reduce(rules.merge, states), seen
+
+
+def _parts(every: list[slice], splits: int) -> Iterator[list[slice]]:
+    for i in range(splits):
+        yield every[i * len(every) // splits : (i + 1) * len(every) // splits]
+
+
+def _weigh_again(head: Head, rows: slice, state: State) -> Array:
+    """The eager way: weights are normalised, then rounded, then meet the values."""
+    rules, x = head.rules, head.x
+    out = np.zeros((rows.stop - rows.start, x.Dv), x.dtype)
+    shift = online.shift_of(state.m)[:, None]
+    total = np.where(state.l == 0, 1, state.l)[:, None].astype(x.dtype)
+    for keys in key_tiles(x.Lk, rules.schedule):
+        tile = head.logits(rows, keys)
+        if tile is not None:
+            t, _, visible = tile
+            p = rules.exp(t, shift) / total
+            if visible is not None:
+                p = np.where(visible, p, 0)
+            out += selected_product(rules.round(p, rules.precision.weights), head.v[keys], visible)
+    return out

@@ -1,0 +1,202 @@
+"""Each decision of the kernel, by name: `forward` and `backward` are loops that ask these rules.
+
+A rule is one method, so that a kernel with one thing wrong (`refattn.mutants`) is a subclass with
+one method.  The rules also hold the arithmetic: all is computed in the accumulators' dtype of the
+contract, and rounded where the contract says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from .. import online
+from ..dtypes import FORMATS, round_to
+from ..online import State
+from ..precision import Precision
+
+__all__ = ["Rules", "Schedule", "selected_product"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What an implementer may choose freely, and what honest kernels therefore differ in.
+
+    tile_q x tile_k scores are held at a time.  `order` is that of the key tiles (random: shuffled
+    by `seed`).  `splits` > 1 cuts the key tiles into so many parts, each with its own state, merged
+    at the end.  `exp` is how exp(x - m) is had:
+
+    - "exp": one subtraction, then e to it, off by no more than 1 ulp;
+    - "exp2": exp2 of fma(x, c, -(m c)) with c = log2(e), as GPUs do;
+    - "numpy": NumPy's own exp in the accumulators' dtype: in float32 up to 1.8 ulp off, so it wants
+      a contract with exp_ulp=4.
+    """
+
+    tile_q: int = 256
+    tile_k: int = 1024
+    order: Literal["forward", "reverse", "random"] = "forward"
+    splits: int = 1
+    exp: Literal["exp", "exp2", "numpy"] = "exp"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("tile_q", "tile_k", "splits"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be >= 1")
+        for name, known in (("order", ("forward", "reverse", "random")), ("exp", ("exp", "exp2", "numpy"))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
+
+
+class Rules:
+    """An honest kernel under the contract `precision`."""
+
+    def __init__(self, precision: Precision, schedule: Schedule) -> None:
+        self.precision, self.schedule = precision, schedule
+        self.dtype = FORMATS[precision.accumulate].dtype
+        if schedule.tile_k < precision.tile:
+            raise ValueError(
+                f"tile_k={schedule.tile_k} rescales more often than precision.tile={precision.tile} promises; "
+                f"use a tile_k of at least that, or a contract with a smaller tile"
+            )
+
+    # what is attended to
+
+    def geometry(self, mask: Any) -> Any:
+        return mask
+
+    def key_head(self, h: int, H: int, Hkv: int) -> int:
+        return h // (H // Hkv)
+
+    def default_scale(self, D: int) -> float:
+        return D**-0.5 if D else 1.0
+
+    def sink(self, sinks: Array, h: int) -> Array | None:
+        return sinks[h].astype(self.dtype)
+
+    # scores
+
+    def products(self, q: Array, k: Array, scale: float) -> Array:
+        """scale q kᵀ; (rows, D), (keys, D) -> (rows, keys)."""
+        factor = self.dtype.type(scale)
+        if self.precision.scaled_q is not None:
+            s = self.round(q * factor, self.precision.scaled_q) @ k.T
+        else:
+            s = q @ k.T
+            s *= factor
+        return self.round(s, self.precision.scores)
+
+    def logits(
+        self, s: Array, softcap: float | None, bias: Array | None, visible: Array | None
+    ) -> tuple[Array, Array | None]:
+        """What enters the softmax, -inf where hidden, and s / softcap if there is one; may overwrite s."""
+        s, in_caps = self.capped(s, softcap)
+        if bias is not None:
+            s = self.round(s + bias, self.precision.scores)
+        return self.hide(s, visible), in_caps
+
+    def capped(self, s: Array, softcap: float | None) -> tuple[Array, Array | None]:
+        if softcap is None:
+            return s, None
+        cap = self.dtype.type(softcap)
+        in_caps = s / cap
+        return cap * np.tanh(in_caps), in_caps
+
+    def hide(self, s: Array, visible: Array | None) -> Array:
+        if visible is not None:
+            np.copyto(s, -np.inf, where=~visible)
+        return s
+
+    # the softmax, online
+
+    def start(self, rows: int, Dv: int) -> State:
+        return online.empty(rows, Dv, self.dtype)
+
+    def exp(self, x: Array, shift: Array) -> Array:
+        """exp(x - shift)."""
+        if self.schedule.exp == "exp2":
+            log2e = self.dtype.type(np.log2(np.e))
+            fused = x.astype(np.float64) * np.float64(log2e) - (shift * log2e).astype(np.float64)
+            return np.asarray(np.exp2(fused.astype(self.dtype)))
+        if self.schedule.exp == "numpy" or self.dtype == np.float64:
+            return online.shifted_exp(x, shift)
+        return np.asarray(np.exp((x - shift).astype(np.float64)).astype(self.dtype))
+
+    def update(self, state: State, t: Array, v: Array, visible: Array | None) -> State:
+        """The state after a tile of logits t (rows, keys) and values v (keys, Dv)."""
+        return online.update(state, t, v, self.exp, lambda p, v: self.weigh(p, v, visible))
+
+    def weigh(self, p: Array, v: Array, visible: Array | None) -> tuple[Array, Array]:
+        rounded = self.round(p, self.precision.weights)
+        summed = rounded if self.precision.sum_rounded_weights else p
+        return summed.sum(-1), selected_product(rounded, v, visible)
+
+    def merge(self, a: State, b: State) -> State:
+        return online.merge(a, b, self.exp)
+
+    def lse(self, lse: Array) -> Array:
+        return lse
+
+    # gradients
+
+    def delta(self, out: Array, dout: Array) -> Array:
+        """What softmax subtracts: sum_j p_j dp_j = out · dout, for each row."""
+        return (out * dout).sum(-1)
+
+    def arriving(self, dlse: Array) -> Array:
+        """The gradient that arrives at lse."""
+        return dlse
+
+    def slope(self, in_caps: Array) -> Array:
+        """d(softcap tanh(s / softcap)) / ds = 1 - tanh² = 1 / cosh²: the first, as kernels have it, cancels."""
+        if self.dtype == np.float64:
+            return np.asarray(np.cosh(in_caps) ** -2.0)
+        tanh = np.tanh(in_caps)
+        return np.asarray(1 - tanh * tanh)
+
+    def scale_dk(self, dk: Array, scale: Array) -> Array:
+        return dk * scale
+
+    def add_head(self, total: Array, part: Array) -> Array:
+        """dk and dv of a key head: the sum over the query heads that share it."""
+        return total + part
+
+    # arithmetic
+
+    def round(self, x: Array, name: str | None) -> Array:
+        """`x` rounded to the format and back in the accumulators' dtype; None: x itself."""
+        if name is None or FORMATS[name].bits >= FORMATS[self.precision.accumulate].bits:
+            return x
+        if x.dtype == np.float32 and FORMATS[name].overflow == "inf":  # a direct cast rounds once
+            with np.errstate(over="ignore"):
+                return np.asarray(x.astype(FORMATS[name].dtype).astype(np.float32))
+        return round_to(x, name).astype(self.dtype)
+
+    def store(self, x: Array, name: str) -> Array:
+        """`x` as an array of the format, rounded once."""
+        y = round_to(x, name)
+        if self.precision.flush_subnormal:
+            y = np.where(np.abs(y) < FORMATS[name].smallest_normal, np.copysign(0.0, y), y)
+        return y.astype(FORMATS[name].dtype)
+
+
+def selected_product(w: Array, x: Array, visible: Array | None) -> Array:
+    """w @ x, where the x of a pair that is hidden takes no part: there 0 * NaN is 0.
+
+    w (M, N), 0 where hidden; x (N, D); visible (M, N), None where all is.
+    """
+    if visible is None:
+        return w @ x
+    finite = np.isfinite(x)
+    if finite.all():
+        return w @ x
+    y = w @ np.where(finite, x, 0)
+    for n in np.flatnonzero(~finite.all(1)):
+        rows = np.flatnonzero(visible[:, n])
+        columns = np.flatnonzero(~finite[n])
+        y[np.ix_(rows, columns)] += w[rows, n, None] * x[n, columns]
+    return y

@@ -1,0 +1,129 @@
+"""Random cases: all valid, and a planted bug is found and shrunk."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import candidates
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from refattn import cli
+from refattn.calling import Local
+from refattn.case import Case
+from refattn.conform import examine
+from refattn.dtypes import FORMATS
+from refattn.fuzz import cases, fuzz
+from refattn.implementation import implementation, load
+from refattn.inputs import make
+from refattn.report import failure
+
+OURS = Local(load("refattn"))
+
+
+@implementation(name="softcap forgotten", outputs=candidates.ALL)
+def forgets_softcap(case: Case, given: Mapping[str, Any]) -> dict[str, Any]:
+    return candidates.solve(dataclasses.replace(case, softcap=None), given)
+
+
+@implementation(name="refuses", outputs=candidates.ALL, supports=lambda case: "no")
+def refuses(case: Case, given: Mapping[str, Any]) -> dict[str, Any]:
+    return {}
+
+
+@settings(max_examples=100, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(cases())
+def test_every_draw_is_a_valid_case(case: Case) -> None:
+    assert Case.from_json(json.loads(json.dumps(case.to_json()))) == case
+    assert make(case).logical["q"].shape == (case.B, case.H, case.Lq, case.D)
+
+
+def test_every_feature_is_drawn() -> None:
+    seen: set[str] = set()
+
+    @settings(max_examples=400, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(cases())
+    def look(case: Case) -> None:
+        seen.update(case.features())
+
+    look()
+    assert seen >= {f"dtype={dtype}" for dtype in FORMATS} | {
+        "causal", "window", "prefix", "documents", "padding", "sinktokens", "blocksparse", "dense", "gqa", "D!=Dv",
+        "Lq!=Lk", "scale", "softcap", "bias", "sinks", "q_lens", "k_lens", "backward", "strided",
+    }  # fmt: skip
+
+
+def test_a_planted_bug_is_found_shrunk_and_replayed() -> None:
+    outcome = fuzz(Local(forgets_softcap), seconds=2.0)
+    assert outcome.failure is not None and outcome.ran > 0
+    case = outcome.failure.case
+    assert case.softcap is not None
+    assert case.B * case.H * case.Lq * case.Lk <= 12, "small enough to look at"
+    again = Case.from_json(json.loads(json.dumps(case.to_json())))
+    assert examine(Local(forgets_softcap), again).status == "failed"
+    assert examine(Local(candidates.honest), again).status == "passed"
+
+
+@settings(max_examples=200, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(cases())
+def test_our_own_kernel_survives(case: Case) -> None:
+    verdict = examine(OURS, case)
+    assert verdict.status == "passed", failure(verdict, None)
+
+
+def test_a_failure_of_the_suite_itself_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("refattn.conform.truth", broken)
+    with pytest.raises(RuntimeError, match=r'the suite itself failed on \{"id": "fuzz"') as error:
+        fuzz(Local(candidates.honest), 0.5)
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+def test_seeds_differ_and_repeat() -> None:
+    def drawn(seed: int) -> list[Case]:
+        seen: list[Case] = []
+        fuzz(Local(candidates.honest), 1e-9, seed)
+        fuzz(Local(candidates.honest), 0.3, seed, lambda verdict: seen.append(verdict.case))
+        return seen[:5]
+
+    first = drawn(1)
+    assert len(first) == 5 and first == drawn(1) and first != drawn(2)
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    candidates.install(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["fuzz", "my_kernel:ignores_masks", "--seconds", "0.7"]) == 1
+    out = capfd.readouterr().out
+    replay = next(line for line in out.splitlines() if "replay: " in line)
+    text = replay.partition("--case-json ")[2]
+    data = json.loads(text.strip("'").replace("'\"'\"'", "'"))
+    assert json.dumps(data, indent=1) in out
+    assert cli.main(["check", "my_kernel:ignores_masks", "--case-json", json.dumps(data)]) == 1
+    assert cli.main(["check", "my_kernel:honest", "--case-json", json.dumps(data)]) == 0
+    capfd.readouterr()
+    assert cli.main(["fuzz", "my_kernel:honest", "--seconds", "0.5"]) == 0
+    assert "random cases, 0 unsupported, seed 0" in capfd.readouterr().out
+
+
+def test_refusing_everything_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shy.py").write_text("from my_kernel import refuses_all as f\n")
+    candidates.install(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["fuzz", "shy:f", "--seconds", "0.3"]) == 1
+    assert "no success: no case was judged" in capfd.readouterr().out
+
+
+def test_without_hypothesis(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    assert cli.main(["fuzz"]) == 2
+    assert capsys.readouterr().err == "refattn: error: fuzz needs hypothesis: pip install hypothesis\n"

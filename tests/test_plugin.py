@@ -1,0 +1,146 @@
+"""The pytest plugin, run on pytest runs of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import candidates
+import pytest
+
+from refattn.cases import CASES
+
+pytest_plugins = ["pytester"]
+
+SUITE = ("--pyargs", "refattn.conformance")
+FEW = ("-k", "full-tiny-f32 or causal-tiny-f32 or softcap-1-f32")
+
+
+@pytest.fixture(autouse=True)
+def as_a_user(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with my_kernel.py, where the plugin is loaded as its entry point would load it."""
+    candidates.install(pytester.path)
+    root = str(Path(__file__).parent.parent)
+    monkeypatch.setenv("PYTHONPATH", root)
+    monkeypatch.syspath_prepend(root)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p refattn.plugin -p no:cacheprovider")
+
+
+def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    return pytester.runpytest_inprocess(*arguments)
+
+
+def test_one_item_for_each_case(pytester: pytest.Pytester) -> None:
+    result = run(pytester, "--collect-only", "-q", *SUITE)
+    ids = [line.split("[")[1].rstrip("]") for line in result.outlines if "test_attention[" in line]
+    assert ids == [case.id for case in CASES]
+
+
+def test_default_is_our_own_kernel(pytester: pytest.Pytester) -> None:
+    run(pytester, *SUITE, *FEW).assert_outcomes(passed=3)
+
+
+def test_command_line(pytester: pytest.Pytester) -> None:
+    result = run(pytester, "--attention", "my_kernel:plain", *SUITE, *FEW, "-rs")
+    result.assert_outcomes(passed=2, skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*takes no softcap"])
+
+
+def test_failure_text_is_the_reports(pytester: pytest.Pytester) -> None:
+    result = run(pytester, "--attention", "my_kernel:ignores_masks", *SUITE, "-k", "causal-tiny-f32")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "FAIL causal-tiny-f32  out[[]*] = *, should be * in [[]*]   ratio * (limit 1; rigorous *), * of 64 *",
+            "     replay: refattn check my_kernel:ignores_masks --case causal-tiny-f32",
+        ]
+    )
+    assert "Traceback" not in result.stdout.str() and "plugin.py" not in result.stdout.str()
+
+
+def test_ini_key(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nattention = my_kernel:ignores_masks\n")
+    run(pytester, *SUITE, *FEW).assert_outcomes(passed=2, failed=1)
+    run(pytester, "--attention", "my_kernel:honest", *SUITE, *FEW).assert_outcomes(passed=3)
+
+
+def test_deadline(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(slow="import time\ndef attention(q, k, v, *, mask=None):\n    time.sleep(60)\n")
+    result = run(pytester, "--attention", "slow:attention", "--attention-timeout", "0.5", *SUITE, "-k", "full-tiny-f32")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["FAIL full-tiny-f32  timed out: no answer within 0.5 s", "*slow.py*"])
+
+
+@pytest.mark.parametrize(
+    ("fixture", "outcome"),
+    [
+        ("return 'my_kernel:ignores_masks'", {"passed": 1, "failed": 1}),
+        ("import my_kernel; return my_kernel.honest", {"passed": 2}),
+        ("import my_kernel; return my_kernel.plain", {"passed": 2}),
+        ("import my_kernel; return my_kernel.ignores_masks", {"passed": 1, "failed": 1}),
+    ],
+    ids=["spec", "implementation", "function", "bad implementation"],
+)
+def test_conftest_may_override_the_fixture(
+    pytester: pytest.Pytester, fixture: str, outcome: dict[str, int]
+) -> None:
+    pytester.makeconftest(
+        f"import pytest\n@pytest.fixture(scope='session')\ndef attention():\n    {fixture}\n"
+    )
+    pytester.makepyfile(test_mine="from refattn.conformance.test_attention import test_attention\n")
+    result = run(pytester, "-k", "full-tiny-f32 or causal-tiny-f32")
+    result.assert_outcomes(**outcome)
+    assert ("replay: " in result.stdout.str()) == ("'my_kernel" in fixture and "failed" in outcome)
+    sys.modules.pop("my_kernel", None)
+
+
+def test_candidate_that_cannot_be_loaded_ends_the_run(pytester: pytest.Pytester) -> None:
+    result = run(pytester, "--attention", "my_kernel:absent", *SUITE, *FEW)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines(["*cannot load 'my_kernel:absent': *my_kernel has no absent*"])
+
+
+def test_bad_contract_fails_with_one_line(pytester: pytest.Pytester) -> None:
+    result = run(pytester, "--attention", "my_kernel:sourceless", *SUITE, "-k", "full-tiny-f32")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["sourceless: precision(full-tiny-f32) is looser than *"])
+
+
+def test_what_was_acceptable_is_recorded(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester, "--attention", "my_kernel:nan_rows", *SUITE, "-k", "causal-br-tall-f32", "--junit-xml", "r.xml"
+    )
+    result.assert_outcomes(passed=1)
+    xml = (pytester.path / "r.xml").read_text()
+    assert 'name="status" value="acceptable"' in xml and "empty_rows='nan'" in xml
+
+
+def test_with_xdist(pytester: pytest.Pytester) -> None:
+    pytest.importorskip("xdist")
+    arguments = ("-n", "2", "--attention", "my_kernel:ignores_masks", *SUITE, *FEW)
+    pytester.runpytest_subprocess(*arguments).assert_outcomes(passed=2, failed=1)
+    result = pytester.runpytest_subprocess("-n", "2", "--attention", "my_kernel:absent", *SUITE, *FEW)
+    result.assert_outcomes(errors=3)
+    result.stdout.fnmatch_lines(["*my_kernel has no absent*"])
+
+
+def test_other_runs_are_not_disturbed(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import sys
+        import pytest
+
+        @pytest.fixture
+        def attention():
+            return "mine"
+
+        def test_own_fixture_of_that_name(attention):
+            assert attention == "mine"
+
+        def test_nothing_was_imported():
+            assert "refattn.plugin" in sys.modules
+            assert not {"refattn.worker", "refattn.cases", "rich", "hypothesis", "torch", "numba"} & set(sys.modules)
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:hypothesispytest", "-W", "error", "--strict-markers")
+    result.assert_outcomes(passed=2)

@@ -1,0 +1,436 @@
+"""`streaming` against `oracle`, which it shares no code with; and its arithmetic in low precision, by hand."""
+
+import dataclasses
+import itertools
+import tracemalloc
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from refattn import oracle, streaming
+from refattn.dtypes import FORMATS, round_to
+from refattn.masks import BlockSparse, Causal, Documents, Padding, Prefix, SinkTokens, Visibility, Window
+from refattn.precision import Precision, eager, preset
+from refattn.streaming import Schedule
+from refattn.streaming.rules import Rules
+
+U = 2.0**-53
+OPTIONS = ("mask", "bias", "scale", "softcap", "sinks")
+SCHEDULES = (
+    Schedule(),
+    Schedule(16, 16),
+    Schedule(5, 17, order="reverse", exp="exp2"),
+    Schedule(32, 16, order="random", splits=3, seed=5),
+    Schedule(1, 64, splits=7, exp="exp2"),
+)
+
+
+def random_mask(rng, B, H, Lq, Lk):
+    align = ("top_left", "bottom_right")[rng.integers(2)]
+    return [
+        lambda: None,
+        lambda: Causal(align),
+        lambda: Window(int(rng.integers(5)), int(rng.integers(3)), align) | SinkTokens(1),
+        lambda: Prefix(int(rng.integers(4)), align) & Padding(tuple(rng.integers(0, Lk + 1, B))),
+        lambda: ~Documents(tuple(rng.integers(0, 3, Lq)), tuple(rng.integers(0, 3, Lk))),
+        lambda: BlockSparse(("x.x", ".xx"), 7, 11),
+        lambda: rng.random((B, 1, Lq, Lk)) < 0.3,
+        lambda: rng.random((H, 1, Lk)) < 0.5,
+        lambda: Visibility(Causal(align), B, H, Lq, Lk, *(tuple(rng.integers(0, L + 1, B)) for L in (Lq, Lk))),
+    ][rng.integers(9)]()
+
+
+def random_problem(seed):
+    """Arrays and options; sizes from 0 on, and every feature on or off."""
+    rng = np.random.default_rng(seed)
+    B, Hkv, group, D, Dv = rng.integers([1, 1, 1, 0, 1], [3, 3, 4, 9, 7])
+    Lq, Lk = rng.choice([0, 1, 2, 3, 15, 17, 40], 2)
+    B, Hkv, H, Lq, Lk, D, Dv = map(int, (B, Hkv, Hkv * group, Lq, Lk, D, Dv))
+    size = 10 ** rng.uniform(-1, 1)
+    arrays = {
+        "q": size * rng.standard_normal((B, H, Lq, D)),
+        "k": rng.standard_normal((B, Hkv, Lk, D)),
+        "v": rng.standard_normal((B, Hkv, Lk, Dv)),
+        "dout": rng.standard_normal((B, H, Lq, Dv)),
+        "dlse": rng.standard_normal((B, H, Lq)),
+        "mask": random_mask(rng, B, H, Lq, Lk),
+        "scale": (None, 0.0, -0.3, 2.0)[rng.integers(4)],
+        "softcap": (None, 3.0)[rng.integers(2)],
+        "sinks": rng.standard_normal(H) if rng.integers(2) else None,
+        "bias": None,
+    }
+    if rng.integers(2):
+        shape = [(B, H, Lq, Lk), (H, Lq, Lk), (1, 1, Lq, 1), (Lk,), (B, 1, 1, Lk), ()][rng.integers(6)]
+        bias = rng.standard_normal(shape)
+        arrays["bias"] = np.where(rng.random(shape) < 0.2, -np.inf, bias) if len(shape) == 4 else bias
+    return arrays
+
+
+def options(x):
+    return {name: x[name] for name in OPTIONS}
+
+
+def solve(module, x, **more):
+    """All outputs by name; dbias and dsinks where there are any."""
+    found = module.attention(x["q"], x["k"], x["v"], **options(x), **more)._asdict()
+    found |= module.attention_grad(x["q"], x["k"], x["v"], x["dout"], x["dlse"], **options(x), **more)._asdict()
+    return {name: y for name, y in found.items() if y is not None}
+
+
+def visible_of(x):
+    B, H, Lq, _ = x["q"].shape
+    Lk = x["k"].shape[2]
+    mask = np.ones((), bool) if x["mask"] is None else x["mask"]
+    seen = np.broadcast_to(mask.dense(B, H, Lq, Lk) if hasattr(mask, "dense") else mask, (B, H, Lq, Lk))
+    return seen if x["bias"] is None else seen & ~np.isneginf(x["bias"])
+
+
+def scale_of(x):
+    D = x["q"].shape[-1]
+    return abs(x["scale"]) if x["scale"] is not None else D**-0.5 if D else 1.0
+
+
+def weights(x):
+    """p and lse of the dense definition, for the sizes of the errors."""
+    k = np.repeat(x["k"], x["q"].shape[1] // x["k"].shape[1], 1)
+    s = (scale_of(x) if x["scale"] is None else x["scale"]) * x["q"] @ k.swapaxes(-1, -2)
+    s = s if x["softcap"] is None else x["softcap"] * np.tanh(s / x["softcap"])
+    t = np.where(visible_of(x), s if x["bias"] is None else s + x["bias"], -np.inf)
+    sinks = np.full(t.shape[1], -np.inf) if x["sinks"] is None else x["sinks"]
+    sinks = np.broadcast_to(sinks[:, None, None], (*t.shape[:3], 1))
+    lse = np.logaddexp.reduce(np.concatenate([t, sinks], -1), -1, keepdims=True)
+    return np.exp(t - np.where(np.isneginf(lse), 0, lse)), lse[..., 0]
+
+
+def bounds(x):
+    """For each output an a-priori bound of the error that one float64 evaluation may make.
+
+    The exponent of a weight is off by e <= u (c |scale| |q||k| + 4 |t| + 4 |m|), c = D + 4; so a weight
+    is off by a factor within 1 ± w, w = 2 e + (Lk + 64) u, where e is the row's largest; the rest
+    follows by taking each product and sum with absolute values.
+    """
+    group = x["q"].shape[1] // x["k"].shape[1]
+    k, v = (np.abs(np.repeat(x[n], group, 1)) for n in "kv")
+    q, dout, dlse = (np.abs(x[n]) for n in ("q", "dout", "dlse"))
+    (B, H, Lq, D), Lk = q.shape, k.shape[2]
+    scale = scale_of(x)
+    bias = 0.0 if x["bias"] is None else np.where(np.isneginf(x["bias"]), 0, np.abs(x["bias"]))
+    largest = (scale * (q @ k.swapaxes(-1, -2)) + bias).max(-1, keepdims=True, initial=0)
+    if x["sinks"] is not None:
+        largest = np.maximum(largest, np.abs(x["sinks"])[:, None, None])
+    w = U * (2 * (D + 16) * largest + Lk + 64)
+    p, lse = weights(x)
+    found = {"out": w * (p @ v), "lse": w[..., 0] + 4 * U * np.abs(np.where(np.isneginf(lse), 0, lse))}
+    dp = dout @ v.swapaxes(-1, -2)
+    delta = (p * dp).sum(-1, keepdims=True)
+    dt = p * (dp + delta + dlse[..., None]) * (1 if x["softcap"] is None else 2)
+    more = 4 * w + U * (B * H * Lq + Lk + dout.shape[-1] + 64)
+    dt = more * dt
+    summed = {"dq": scale * dt @ k, "dk": scale * dt.swapaxes(-1, -2) @ q, "dv": (more * p).swapaxes(-1, -2) @ dout}
+    for name in ("dk", "dv"):
+        y = summed[name]
+        summed[name] = y.reshape(B, H // group, group, *y.shape[2:]).sum(2)
+    found |= summed
+    if x["bias"] is not None:
+        full = (1,) * (4 - x["bias"].ndim) + x["bias"].shape
+        stretched = tuple(axis for axis, n in enumerate(full) if n == 1)
+        found["dbias"] = (2 * dt).sum(stretched, keepdims=True).reshape(x["bias"].shape)
+    if x["sinks"] is not None:
+        share = np.exp(np.minimum(x["sinks"][:, None, None] - lse[..., None], 0))
+        found["dsinks"] = (2 * more * share * (delta + dlse[..., None])).sum((0, 2, 3))
+    return found
+
+
+def worst_ratio(got, expected, bound):
+    """Largest |got - expected| / bound; NaN anywhere but in both fails."""
+    same = (got == expected) | (np.isnan(got) & np.isnan(expected))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(same, 0.0, np.abs(got - expected) / (2 * bound)).max(initial=0.0)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(SCHEDULES))
+@settings(max_examples=300, deadline=None)
+def test_equals_the_oracle(seed, schedule):
+    x = random_problem(seed)
+    got, expected, bound = solve(streaming, x, schedule=schedule), solve(oracle, x), bounds(x)
+    assert got.keys() == expected.keys() == bound.keys()
+    for name in expected:
+        assert got[name].shape == expected[name].shape and got[name].dtype == np.float64, name
+        assert worst_ratio(got[name], expected[name], bound[name]) <= 1, name
+
+
+def test_the_bound_can_fail():
+    problems = map(random_problem, itertools.count())
+    x = next(x for x in problems if x["q"].size and x["k"].size > 50 and x["sinks"] is None)
+    expected, bound = solve(oracle, x), bounds(x)
+    for name in ("out", "dq", "dk", "dv"):
+        assert worst_ratio(expected[name] * (1 + 1e-9), expected[name], bound[name]) > 1, name
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["q", "k", "v", "dout"]), st.sampled_from([np.nan, np.inf, -np.inf]))
+@settings(max_examples=200, deadline=None)
+def test_poison_reaches_what_sees_it_and_nothing_else(seed, where, poison):
+    x = random_problem(seed)
+    if 0 in x[where].shape[:3]:
+        return
+    clean, bound = solve(streaming, x), bounds(x)
+    seen = visible_of(x)
+    rng = np.random.default_rng(seed + 1)
+    bad = rng.random(x[where].shape[:3]) < 0.3
+    dirty = x | {where: np.where(bad[..., None], poison, x[where])}
+    got = solve(streaming, dirty, schedule=Schedule(8, 16))
+
+    group = x["q"].shape[1] // x["k"].shape[1]
+    if where in ("k", "v"):
+        row = (seen & np.repeat(bad, group, 1)[:, :, None, :]).any(-1)
+    else:
+        row = bad & seen.any(-1)
+    reached_row = row if x[where].shape[-1] else np.zeros_like(row)
+    key = (seen & reached_row[..., None]).any(2)
+    key = key.reshape(key.shape[0], key.shape[1] // group, group, key.shape[2]).any(2)
+    forward = np.zeros_like(reached_row) if where == "dout" else reached_row
+    lse_row = forward if where != "v" else np.zeros_like(forward)
+    reached = {"out": forward[..., None], "lse": lse_row, "dq": reached_row[..., None], "dk": key[..., None]}
+    reached["dv"] = key[..., None] if where != "v" else np.zeros_like(key)[..., None]
+    for name, touched in reached.items():
+        kept = np.where(touched, clean[name], got[name])
+        assert worst_ratio(kept, clean[name], bound[name]) <= 1, name
+        if np.isnan(poison) and name in ("out", "dq") and where != "v" and got[name].shape[-1]:
+            assert not np.isfinite(got[name][np.broadcast_to(touched, got[name].shape)]).any(), name
+    if where == "v" and np.isnan(poison):
+        assert np.isnan(got["out"][forward]).all()
+
+
+def test_visible_infinities_never_look_like_an_empty_row():
+    q, k = np.ones((1, 1, 1, 2)), np.full((1, 1, 3, 2), -np.inf)
+    out, lse = streaming.attention(q, k, np.ones((1, 1, 3, 1)))
+    assert not np.isfinite(out).any() and np.isnan(lse).all()
+
+
+@pytest.mark.parametrize("sinks", [None, np.array([0.5])])
+def test_rows_that_see_nothing(sinks):
+    q, k = np.ones((1, 1, 2, 3)), np.ones((1, 1, 4, 3))
+    x = {"mask": np.zeros((2, 4), bool), "sinks": sinks}
+    out, lse = streaming.attention(q, k, k, **x)
+    assert np.all(out == 0) and np.all(lse == (-np.inf if sinks is None else 0.5))
+    nan = np.full_like(q, np.nan)
+    dlse = np.full((1, 1, 2), 3.0 if sinks is not None else np.nan)
+    g = streaming.attention_grad(q, k, k, nan, dlse, **x)
+    assert all(np.all(d == 0) for d in (g.dq, g.dk, g.dv))
+    assert sinks is None or g.dsinks == pytest.approx([6.0])
+
+
+def test_huge_logits_keep_their_ties():
+    q, k, v = (np.reshape(x, (1, 1, -1, 1)) for x in ([1e300], [1.0, 1.0, 0.5], [0.0, 1.0, 2.0]))
+    out, lse = streaming.attention(q, k, v)
+    g = streaming.attention_grad(q, k, v, np.ones_like(q))
+    assert out.item() == 0.5 and lse.item() == 1e300
+    assert g.dv.ravel().tolist() == [0.5, 0.5, 0.0]
+
+
+def test_memory_does_not_grow_with_the_scores():
+    rng = np.random.default_rng(0)
+    peaks = []
+    for Lk in (4096, 16384):
+        q, k, v = (rng.standard_normal((1, 1, L, 16)) for L in (4096, Lk, Lk))
+        tracemalloc.start()
+        streaming.attention(q, k, v, mask=Window(2000, 0, "bottom_right"), bias=np.zeros(Lk))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] <= 20e6, peaks  # 4096 x 16384 scores would be 537e6 bytes
+    assert peaks[1] <= peaks[0] + 1e6, peaks
+
+
+def test_backward_memory_is_linear():
+    q = np.random.default_rng(0).standard_normal((1, 1, 4096, 16))
+    tracemalloc.start()
+    streaming.attention_grad(q, q, q, q, mask=Causal("top_left"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= 25e6, peak  # 4096 x 4096 scores would be 134e6 bytes
+
+
+def test_hidden_tiles_are_skipped():
+    class Counting(Rules):
+        asked = 0
+
+        def products(self, q, k, scale):
+            Counting.asked += 1
+            return super().products(q, k, scale)
+
+    q = np.ones((1, 1, 256, 2))
+    streaming.attention(q, q, q, mask=Causal("top_left"), schedule=Schedule(64, 64), rules=Counting)
+    assert Counting.asked == 4 + 3 + 2 + 1
+
+
+@pytest.mark.parametrize(
+    "change, error, words",
+    [
+        ({"q": np.ones((2, 3, 4))}, ValueError, "4 dimensions"),
+        ({"k": np.ones((1, 2, 5, 4))}, ValueError, "k.shape"),
+        ({"v": np.ones((2, 2, 5, 3))}, ValueError, "v.shape|k.shape"),
+        ({"k": np.ones((1, 4, 5, 3)), "v": np.ones((1, 4, 5, 3))}, ValueError, "multiple of the Hkv=4"),
+        ({"q": np.ones((1, 2, 4, 3), complex)}, TypeError, "q.dtype=complex128"),
+        ({"bias": np.ones((4, 5), bool)}, TypeError, "bias.dtype=bool"),
+        ({"mask": np.ones((4, 5))}, TypeError, "must be bool"),
+        ({"mask": np.ones((3, 5), bool)}, ValueError, "must broadcast"),
+        ({"mask": Visibility(None, 1, 2, 4, 6)}, ValueError, "must be of"),
+        ({"softcap": 0.0}, ValueError, "softcap=0"),
+        ({"scale": np.inf}, ValueError, "scale=inf"),
+        ({"sinks": np.ones(3)}, ValueError, "sinks.shape"),
+        ({"q": np.ma.masked_array(np.ones((1, 2, 4, 3)))}, TypeError, "masked array"),
+    ],
+)
+def test_refused_by_name(change, error, words):
+    x = {"q": np.ones((1, 2, 4, 3)), "k": np.ones((1, 2, 5, 3)), "v": np.ones((1, 2, 5, 3))} | change
+    with pytest.raises(error, match=words):
+        streaming.attention(**x)
+    with pytest.raises(error):
+        oracle.attention(**x)
+
+
+# low precision
+
+HALF = preset("bfloat16")
+
+
+def two_keys(precision, **more):
+    """One query and two keys of scores 0 and -0.3 and values 0 and 1: out is the second weight."""
+    x = np.ones((1, 1, 1, 1), np.float32)
+    k = np.array([0.0, -0.3], np.float32).reshape(1, 1, 2, 1)
+    v = np.array([0.0, 1.0], np.float32).reshape(1, 1, 2, 1)
+    out, lse = streaming.attention(x, k, v, precision=precision, **more)
+    return out, lse
+
+
+def f32(x):
+    return np.float64(np.float32(x))
+
+
+def bf16(x):
+    return float(round_to(x, "bfloat16"))
+
+
+E = float(np.exp(f32(-0.3)))
+
+
+@pytest.mark.parametrize(
+    "fields, weight",
+    [
+        ({}, bf16(E) / (1 + E)),
+        ({"weights": None}, E / (1 + E)),
+        ({"sum_rounded_weights": True}, bf16(E) / (1 + bf16(E))),
+        ({"weights_normalised": True}, bf16(E / (1 + E))),
+        ({"scores": "bfloat16"}, bf16(np.exp(bf16(-0.3))) / (1 + np.exp(bf16(-0.3)))),
+        ({"scaled_q": "bfloat16", "weights": None}, 1 / (1 + np.exp(f32(0.3) * bf16(0.7)))),
+    ],
+)
+def test_each_field_of_the_contract_rounds_where_it_says(fields, weight):
+    precision = dataclasses.replace(HALF, out="float32", **fields)
+    more = {"scale": 0.7} if "scaled_q" in fields else {}
+    for schedule in (Schedule(), Schedule(exp="exp2"), Schedule(exp="numpy")):
+        out, lse = two_keys(precision, schedule=schedule, **more)
+        assert out.dtype == lse.dtype == np.float32
+        # what is not rounded to 16 bits is float32's: 8 roundings of it
+        assert abs(out.item() - weight) <= 8 * 2.0**-24
+
+
+def test_out_and_lse_are_rounded_once_to_their_dtypes():
+    exact = streaming.attention(*(np.float32(x) for x in half_problem()), precision=preset("float32"))
+    for out_dtype, lse_dtype in (("bfloat16", "float32"), ("float16", "bfloat16")):
+        precision = Precision("float32", out_dtype, lse=lse_dtype)
+        out, lse = streaming.attention(*(np.float32(x) for x in half_problem()), precision=precision)
+        assert out.dtype == FORMATS[out_dtype].dtype and lse.dtype == FORMATS[lse_dtype].dtype
+        assert np.array_equal(out.astype(np.float64), round_to(exact.out, out_dtype))
+        assert np.array_equal(lse.astype(np.float64), round_to(exact.lse, lse_dtype))
+
+
+def half_problem(L=150, D=16):
+    rng = np.random.default_rng(3)
+    return tuple(rng.standard_normal((1, 2, L, D)).astype(ml_dtypes.bfloat16) for _ in range(3))
+
+
+@pytest.mark.parametrize(
+    "precision, weights, other",
+    [
+        (HALF, 2.0**-8, 2.0**-8),
+        (dataclasses.replace(HALF, sum_rounded_weights=True), 2.0**-7, 2.0**-8),
+        (eager("bfloat16"), 2.0**-8, 2.0**-8 + 2 * 6 * 2.0**-8),
+        (dataclasses.replace(HALF, weights=None, out="float32"), 0.0, 2.0**-18),
+    ],
+)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_an_honest_half_kernel_is_as_far_off_as_its_roundings(precision, weights, other, schedule):
+    """Roughly: weights off by u_P each, the output by u, stored scores (below 6) by 6 u, float32 by 2**-18."""
+    q, k, v = half_problem()
+    exact, bound = oracle.attention(q, k, v), oracle.attention(q, k, np.abs(v.astype(np.float64))).out
+    out, lse = streaming.attention(q, k, v, precision=precision, schedule=schedule)
+    error = np.abs(out.astype(np.float64) - exact.out)
+    assert np.all(error <= (weights + other + 2.0**-16) * bound)
+    assert precision.weights is None or error.max() > 2.0**-12  # it does round
+    assert out.dtype == FORMATS[precision.out].dtype
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_half_gradients_are_as_far_off_as_their_roundings(schedule):
+    q, k, v = half_problem()
+    dout = half_problem(L=150)[2][:, :, ::-1]
+    exact = oracle.attention_grad(q, k, v, dout)
+    got = streaming.attention_grad(q, k, v, dout, precision=HALF, schedule=schedule)
+    for name in ("dq", "dk", "dv"):
+        x, y = getattr(got, name), getattr(exact, name)
+        assert x.dtype == ml_dtypes.bfloat16
+        error = np.abs(x.astype(np.float64) - y)
+        assert error.max() <= 0.02 * np.abs(y).max(), name
+        assert error.max() >= 2.0**-10 * np.abs(y).max(), name
+
+
+def test_gradients_accumulated_in_the_output_dtype_per_block():
+    """Adding ones in bfloat16 stops at 256; in blocks of 100 it does not, and float32 is exact."""
+    L = 400
+    q, one = np.zeros((1, 1, L, 1)), np.ones((1, 1, 1, 1))
+    dout = np.ones((1, 1, L, 1))
+    for block, total in ((0, 400), (1, 256), (100, 400)):
+        precision = dataclasses.replace(HALF, grad_q_block=block)
+        assert streaming.attention_grad(q, one, one, dout, precision=precision).dv.item() == total
+    # dq = sum over 512 keys of p k = 1/512 each; beyond 1/2 bfloat16 loses them
+    k = np.ones((1, 1, 512, 1))
+    for block, total in ((0, 1.0), (1, 0.5), (512, 1.0)):
+        precision = dataclasses.replace(HALF, grad_k_block=block)
+        zero = np.zeros((1, 1, 1, 1))
+        g = streaming.attention_grad(zero, k, k, zero, np.ones((1, 1, 1)), precision=precision, scale=1.0)
+        assert g.dq.item() == total
+
+
+def test_group_gradients_are_summed_before_they_are_rounded():
+    one, dout = np.ones((1, 1, 1, 1)), np.array([1.0, 2.0**-8, 2.0**-8]).reshape(1, 3, 1, 1)
+    q = np.ones((1, 3, 1, 1))
+    g = streaming.attention_grad(q, one, one, dout, precision=HALF)
+    assert float(g.dv.item()) == 1 + 2.0**-7  # in bfloat16, 1 + 2**-8 is 1 and stays so
+
+
+def test_casts_round_as_round_to_does():
+    rules = Rules(HALF, Schedule())
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal(20000) * 2.0 ** rng.integers(-30, 18, 20000)).astype(np.float32)
+    x[::2] = x[::2].view(np.uint32).__and__(0xFFFF8000).view(np.float32)  # ties of bfloat16
+    for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        np.testing.assert_array_equal(rules.round(x, name), round_to(x, name).astype(np.float32))
+
+
+def test_subnormal_outputs_are_flushed_where_the_contract_says_so():
+    q, k = np.zeros((1, 1, 1, 1)), np.zeros((1, 1, 1, 1))
+    v = np.full((1, 1, 1, 1), 2.0**-20)
+    for flush, value in ((False, 2.0**-20), (True, 0.0)):
+        precision = dataclasses.replace(preset("float16"), flush_subnormal=flush)
+        assert float(streaming.attention(q, k, v, precision=precision).out.item()) == value
+
+
+def test_a_schedule_that_breaks_its_contract_is_refused():
+    with pytest.raises(ValueError, match="tile_k=8 rescales more often than precision.tile=16"):
+        two_keys(HALF, schedule=Schedule(tile_k=8))
+    with pytest.raises(ValueError, match="order='sideways'"):
+        Schedule(order="sideways")
