@@ -11,8 +11,8 @@ from .case import Case
 from .implementation import Implementation
 from .inputs import make
 from .judge import Output, Verdict, failed_call, judge
-from .precision import Conventions, Precision, preset
-from .truth import truth
+from .precision import Precision, preset
+from .truth import quick_truth
 from .worker import Worker
 
 __all__ = ["BadContract", "Output", "Report", "Verdict", "examine", "judge", "run"]
@@ -63,7 +63,7 @@ def examine(candidate: Worker | Local, case: Case) -> Verdict:
     _check_contract(plan.precision, case, description.name)
     problem = make(case)
     candidate.start(problem)
-    expected = truth(problem, plan.precision, Conventions())
+    expected = quick_truth(problem, plan.precision)
     return judge(
         problem, candidate.result(), plan.precision, description.conventions,
         outputs=description.outputs, expected=expected,

@@ -20,7 +20,7 @@ from .case import GRADIENTS, OUTPUTS, Case
 from .dtypes import round_to
 from .inputs import Problem
 from .precision import Conventions, Precision, preset
-from .truth import Expected, truth
+from .truth import Expected, quick_truth, truth
 
 __all__ = ["Evidence", "Output", "Verdict", "failed_call", "judge", "ratios"]
 
@@ -131,7 +131,7 @@ def judge(
         return verdict("failed", reasons=(failed_call(answer),))
 
     if expected is None:
-        expected = truth(problem, precision, Conventions())
+        expected = quick_truth(problem, precision)
     reasons = list(answer.findings)
     faulty = {reason.split(" ")[0].split(".")[0] for reason in reasons}
     got = {}
@@ -148,6 +148,10 @@ def judge(
 
     judged = tuple(_output(name, x, expected[name]) for name, x in got.items())
     failing = [o.name for o in judged if not o.passed]
+    if failing and any(e.narrow for e in expected.values()):
+        expected = truth(problem, precision)
+        judged = tuple(_output(name, x, expected[name]) for name, x in got.items())
+        failing = [o.name for o in judged if not o.passed]
     declared = {name: value for name, value in conventions.declared().items() if name in _JUDGED}
     if failing and declared:
         under = truth(problem, precision, Conventions(**declared))

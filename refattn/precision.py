@@ -79,12 +79,30 @@ class Precision:
                 raise ValueError(f"{name}={getattr(self, name)} must be >= 0; 0 means one accumulation")
 
     def looser_than(self, other: Precision) -> dict[str, Any]:
-        """The fields in which this contract differs from `other`, `source` aside."""
-        return {
-            f.name: getattr(self, f.name)
-            for f in fields(self)
-            if f.name != "source" and getattr(self, f.name) != getattr(other, f.name)
-        }
+        """The fields in which this contract allows more error than `other` does.
+
+        >>> preset("float16").looser_than(preset("bfloat16"))
+        {}
+        """
+        mine, theirs = self._allowance(), other._allowance()
+        return {name: getattr(self, name) for name in mine if mine[name] > theirs[name]}
+
+    def _allowance(self) -> dict[str, float]:
+        """Each field as a number that grows with the error it allows."""
+        numbers: dict[str, float] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value is None or f.name in ("inputs", "out", "source"):
+                numbers[f.name] = 0.0
+            elif isinstance(value, str):
+                numbers[f.name] = FORMATS[value].u
+            elif f.name == "tile":
+                numbers[f.name] = 1 / value
+            elif f.name in ("grad_q_block", "grad_k_block"):
+                numbers[f.name] = 1 / value if value else 0.0
+            else:
+                numbers[f.name] = float(value)
+        return numbers
 
 
 def preset(dtype: str, out: str | None = None) -> Precision:

@@ -80,7 +80,7 @@ def test_a_failure_of_the_suite_itself_is_no_verdict(monkeypatch: pytest.MonkeyP
     def broken(*arguments: object) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("refattn.conform.truth", broken)
+    monkeypatch.setattr("refattn.conform.make", broken)
     with pytest.raises(RuntimeError, match=r'the suite itself failed on \{"id": "fuzz"') as error:
         fuzz(Local(candidates.honest), 0.5)
     assert isinstance(error.value.__cause__, ZeroDivisionError)

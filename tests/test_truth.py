@@ -12,9 +12,10 @@ from refattn import attention, attention_grad, oracle
 from refattn import truth as truth_module
 from refattn.case import BiasSpec, Case
 from refattn.inputs import FAMILIES, Problem, make
+from refattn.judge import judge
 from refattn.masks import Causal, Dense, Padding
 from refattn.precision import Conventions, preset
-from refattn.truth import cheap_truth, truth
+from refattn.truth import quick_truth, truth
 
 EMPTY_ROW = Dense(("xx.x", "....", "x..."))
 
@@ -117,8 +118,8 @@ def test_the_cheap_intervals_lie_within_the_full_ones(family: str, dtype: str, m
     monkeypatch.setattr(truth_module, "CHEAP", 0)
     p = problem(dtype=dtype, family=family, B=1, Lq=24, Lk=600, D=32, Dv=16, mask=Causal("bottom_right"), seed=3)
     contract = preset(dtype, p.case.out_dtype)
-    cheap, full = cheap_truth(p, contract), truth(p, contract)
-    if cheap is None:
+    cheap, full = quick_truth(p, contract), truth(p, contract)
+    if not any(e.narrow for e in cheap.values()):
         large = ("large_logits", "huge_offset", "needle", "outliers", "all_negative_logits")
         assert family in large or dtype == "float16"
         return
@@ -129,6 +130,18 @@ def test_the_cheap_intervals_lie_within_the_full_ones(family: str, dtype: str, m
 def test_no_cheap_form_for_what_it_does_not_bound() -> None:
     for fields in ({"dtype": "float32"}, {"softcap": 1.0}, {"bias": BiasSpec()}, {"want": {"dq"}}):
         p = problem(**({"dtype": "bfloat16", "Lq": 300, "Lk": 2000} | fields))
-        assert cheap_truth(p, preset(p.case.dtype)) is None
+        assert not any(e.narrow for e in quick_truth(p, preset(p.case.dtype)).values())
     p = problem(dtype="bfloat16", Lq=300, Lk=2000)
-    assert cheap_truth(p, preset("bfloat16")) is not None
+    assert all(e.narrow for e in quick_truth(p, preset("bfloat16")).values())
+
+
+def test_the_full_form_decides_what_the_cheap_one_does_not_pass() -> None:
+    """An answer between the two: narrow intervals exclude it, the verdict is still passed."""
+    p = problem(dtype="bfloat16", B=1, Lq=300, Lk=1000, want={"out"})
+    contract = preset("bfloat16")
+    narrow, full = quick_truth(p, contract)["out"], truth(p, contract)["out"]
+    assert narrow.narrow and (full.hi > narrow.hi).any()
+    verdict = judge(p, {"out": full.hi.astype(p.logical["q"].dtype)}, contract, Conventions())
+    assert verdict.status == "passed" and 0 < verdict.outputs[0].ratio <= 1
+    beyond = np.where(full.hi > 0, full.hi * 1.02, full.hi * 0.98).astype(p.logical["q"].dtype)
+    assert judge(p, {"out": beyond}, contract, Conventions()).status == "failed"

@@ -21,9 +21,8 @@ from ..precision import Conventions, Precision, Unsupported, preset
 __all__ = ["default", "flash", "math"]
 
 SOURCE = (
-    "aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, cpu_flash_attention_backward: products are added (beta=1) "
-    "to gradients of the inputs' dtype, block by block of 32, 64 or 256 queries and 512 keys; "
-    "grouped heads are expanded, so that their 16-bit gradients are added"
+    "FlashAttentionKernel.cpp, cpu_flash_attention_backward: gemm with beta=1 into 16-bit gradients, by blocks of "
+    "32, 64 or 256 queries and 512 keys; docs/FINDINGS.md 2"
 )
 
 

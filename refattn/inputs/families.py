@@ -74,8 +74,10 @@ def _needle(case: Case, rng: Rng) -> QKV:
     key = _keys(case, k, pick)
     s = abs(_scale(case)) * key @ _repeat(case, k).swapaxes(-1, -2)
     others = np.arange(case.Lk) != pick[..., None]
-    gap = np.subtract(s.max(-1, initial=-np.inf), s.max(-1, initial=-np.inf, where=others))
-    beta = 40 / max(float(np.median(gap)), 0.1) if gap.size and case.Lk > 1 else 1.0
+    beta = 1.0
+    if s.size and case.Lk > 1:
+        gap = s.max(-1) - s.max(-1, initial=-np.inf, where=others)
+        beta = 40 / max(float(np.median(gap)), 0.1)
     return math.copysign(min(beta, FORMATS[case.dtype].max / 8), _scale(case)) * key, k, v
 
 

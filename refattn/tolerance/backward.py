@@ -126,7 +126,7 @@ class _Pairs(NamedTuple):
 
     t: Array
     visible: Array
-    e_t: Array
+    far: Array
     P: Array
     e: Array
     v: Array
@@ -214,7 +214,7 @@ def _pairs(
     v_dP = u * u / 3 * (Dv * (dP * dP / 3 + squares / 6) + rounds * squares) + c.u_scores**2 / 3 * dP * dP
     flushed = np.where(visible & (P < 4 * c.smallest_normal), np.minimum(P, c.smallest_normal), 0.0)
     return _Pairs(
-        t, visible, s.error, P, e, variance, s.slope, s.slope_error, s.slope_deviation, dP, e_dP, v_dP, flushed
+        t, visible, np.where(visible, far, 0.0), P, e, variance, s.slope, s.slope_error, s.slope_deviation, dP, e_dP, v_dP, flushed
     )
 
 
@@ -252,7 +252,7 @@ def _rows_pass(
     size, kabs, k2 = abs(scale), np.abs(k), k * k
     for rows in row_tiles(len(h.q), len(k)):
         p = _pairs(h, r, k, v, rows, EVERYTHING, scale, softcap, precision, c)
-        agree = 4 * p.e_t.max(1, keepdims=True, initial=0.0)
+        agree = c.agree * p.far.max(1, keepdims=True, initial=0.0)
         ties = Ties(p.t, np.maximum(agree, c.u_weights), p.visible & (p.P > 0))
         _delta_errors(p, h, r, rows, ties, c)
         s = _slopes(p, h, r, rows, c)
@@ -330,7 +330,7 @@ def _keys_pass(
         p = _pairs(h, r, k, v, EVERYTHING, keys, scale, softcap, precision, c)
         s = _slopes(p, h, r, EVERYTHING, c)
         x = np.where(p.visible, p.t - r.lse, 0.0).T
-        agree = 4 * (p.e_t + r.e_lse).max(0, initial=0.0)[:, None]
+        agree = c.agree * p.far.max(0, initial=0.0)[:, None]
         ties = Ties(x, np.maximum(agree, u_p), p.visible.T & (p.P.T > 0))
         repeated = ties.repeated(p.P.T, agree)
         narrow = _narrow(p.t - r.lse, p.P, p.visible, c, axis=0)

@@ -158,7 +158,7 @@ def _tile(
     W0 = w2.sum(1, keepdims=True)
     spread_o = np.maximum(w2 @ (v * v) - 2 * o * (w2 @ v) + o * o * W0, 0.0)
     S2 = (p * p) @ (v * v)
-    agree = 4 * s.error.max(1, keepdims=True, initial=0.0)
+    agree = c.agree * far.max(1, keepdims=True, initial=0.0)
     ties = Ties(np.where(visible, s.t, 0.0), np.maximum(agree, u_p), visible & (p > 0))
     repeated = ties.repeated(p, agree)
     W0 = W0 + ties.sum_squares_of(w)

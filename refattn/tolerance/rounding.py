@@ -56,6 +56,7 @@ class Units:
         self.qk_rounds = float(2 * bits > accumulate.bits)  # 1 where products of inputs are inexact
         self.pv_rounds = float(weight_bits + bits > accumulate.bits)
         self.rescalings = math.ceil(keys / precision.tile) if keys > precision.tile else 0
+        self.agree = 8 * self.u + self.u_scores  # scores that differ by less, relatively, round alike
         self.walk = 1.0 + math.log1p(self.rescalings)  # rescalings that a random order of maxima makes
 
 

@@ -2,8 +2,9 @@
 
 Rounding is a function: equal scores get equal errors, so that the errors of repeated keys, of a
 sparse query or of few score levels add coherently.  Scores of a row are put in bins of the width
-within which they can be taken for equal; errors are independent between bins and, to be safe,
-counted both as independent and as coherent within one: with the weights w_j of the errors
+within which they round alike (a few units of the accumulator, or the unit of P where that is
+rounded); errors are independent between bins and, to be safe, counted both as independent and as
+coherent within one: with the weights w_j of the errors
 
     variance = sum_j w_j² c_j²  +  sum over bins of (sum_{j in bin} w_j c_j)²
 
