@@ -48,8 +48,8 @@ def header(report: Report) -> list[str]:
         f"refattn {suite_version()}, seed {report.seed}, {report.selected} cases",
         f"{report.spec}: {' '.join(x for x in (about.name, about.version) if x)}, {about.arrays} arrays",
         f"outputs {' '.join(sorted(about.outputs))}; conventions {_fields(declared) or 'the defaults'}",
-        "tolerance: derived for each element under the contract of its dtype (refattn.precision.preset; what is looser",
-        "is listed); the sharp bound decides, with a false-alarm rate of 1e-6 over the suite; the rigorous is beside it",
+        "tolerance: derived for each element from the preset contract of its dtype; what",
+        "is looser is listed; the sharp bound decides: 1e-6 false alarms over the suite",
     ]
 
 
