@@ -214,8 +214,9 @@ def _pairs(
     v_dP = u * u / 3 * (Dv * (dP * dP / 3 + squares / 6) + rounds * squares) + c.u_scores**2 / 3 * dP * dP
     flushed = np.where(visible & (P < 4 * c.smallest_normal), np.minimum(P, c.smallest_normal), 0.0)
     return _Pairs(
-        t, visible, np.where(visible, far, 0.0), P, e, variance, s.slope, s.slope_error, s.slope_deviation, dP, e_dP, v_dP, flushed
-    )
+        t, visible, np.where(visible, far, 0.0), P, e, variance,
+        s.slope, s.slope_error, s.slope_deviation, dP, e_dP, v_dP, flushed,
+    )  # fmt: skip
 
 
 def _slopes(p: _Pairs, h: Head, r: _Rows, rows: slice, c: Units) -> _Slopes:
