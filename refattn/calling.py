@@ -81,8 +81,10 @@ def describe(implementation: Implementation) -> Description:
 def plan(implementation: Implementation, case: Case) -> Plan:
     try:
         reason = implementation.supports(case)
+        if reason is not None and not isinstance(reason, str):
+            raise TypeError(f"supports(case) gave {reason!r}, which must be None or the reason as text")
         if reason is not None:
-            return Plan(reason=str(reason) or "no reason given")
+            return Plan(reason=reason or "no reason given")
         precision = implementation.precision(case)
         if type(precision) is not Precision:
             raise TypeError(f"precision(case) gave {precision!r}, which must be a refattn.precision.Precision")
@@ -106,6 +108,15 @@ def call(implementation: Implementation, problem: Problem) -> Answer:
         returned = implementation(problem.case, handed)
         seconds = time.perf_counter() - begin
         outputs, findings = _as_arrays(returned)
+        if problem.case.chapter == "basics" and implementation.conventions.deterministic:
+            fresh = problem.fresh()
+            handed = {name: exchange.to_torch(x) if torch else x for name, x in fresh.items()}
+            again, _ = _as_arrays(implementation(problem.case, handed))
+            findings += [
+                f"{name} has other bits in a second call; declare Conventions(deterministic=False)"
+                for name, x in outputs.items()
+                if name not in again or x.shape != again[name].shape or not _same_bits(x, again[name])
+            ]
     except Unsupported as refusal:
         return Answer("unsupported", text=str(refusal) or "no reason given", seconds=time.perf_counter() - begin)
     except KeyboardInterrupt:
@@ -132,6 +143,8 @@ def _as_arrays(returned: Any) -> tuple[dict[str, Array], list[str]]:
             x = exchange.from_torch(x)
         if not isinstance(x, np.ndarray):
             findings.append(f"{name} is {_type(x)}, which must be an array")
+        elif np.ma.isMaskedArray(x):
+            findings.append(f"{name} is a masked array, whose mask means nothing here; return {name}.filled()")
         elif x.dtype.name not in FORMATS or not x.dtype.isnative:
             findings.append(f"{name}.dtype={x.dtype} must be one of {', '.join(FORMATS)}")
         else:

@@ -92,7 +92,7 @@ class Case:
             if not hasattr(value, "__index__") or value < 0:
                 raise ValueError(f"{name}={value!r} must be an int >= 0")
             object.__setattr__(self, name, operator.index(value))
-        if self.H != self.Hkv and (self.Hkv == 0 or self.H % self.Hkv):
+        if self.H != self.Hkv and (self.H == 0 or self.Hkv == 0 or self.H % self.Hkv):
             raise ValueError(f"H={self.H} must be a multiple of Hkv={self.Hkv}")
         f = format_of(self.dtype)
         out = format_of(self.out_dtype or ("bfloat16" if f.bits <= 4 else f.name), "out_dtype")

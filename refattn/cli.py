@@ -1,13 +1,15 @@
-"""The command `refattn`: check, list, show, fuzz.
+"""The command `refattn`: check, list, show, fuzz, prove.
 
 Exit codes of check: 0 if no case failed and every case of the basics chapter passed, 1 if not, 2
-for a mistake in how it was called, 130 if it was interrupted.
+for a mistake in how it was called, 130 if it was interrupted.  Of prove: 0 if all claims hold, 1 if
+one is refuted or its proof failed, 3 if one is undecided.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import io
 import json
 import os
 import sys
@@ -32,6 +34,9 @@ class _Usage(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a candidate says may not be encodable
+            stream.reconfigure(errors="backslashreplace")
     arguments = _parser().parse_args(argv)
     from .conform import BadContract
     from .worker import CannotLoad
@@ -99,13 +104,27 @@ def _parser() -> argparse.ArgumentParser:
     fuzz = commands.add_parser("fuzz", parents=[candidate], help="random cases, shrunk to the smallest that fails")
     fuzz.add_argument("--seconds", type=_positive, default=60.0, metavar="S", help="how long to search (default 60)")
     fuzz.set_defaults(command=_fuzz)
+
+    prove = commands.add_parser("prove", help="run the proofs of this checkout, and write a page with their pictures")
+    prove.set_defaults(command=_prove)
+    prove.add_argument("--proofs", type=Path, default=Path("proofs"), metavar="DIR", help="where they are (proofs)")
+    prove.add_argument("--only", action="append", default=[], metavar="NAME", help="a proof or glob; may be repeated")
+    prove.add_argument("--quick", action="store_true", help="a few seconds each, wider margins")
+    prove.add_argument("--seed", type=_natural, default=0, metavar="N", help="the seed of all (0)")
+    prove.add_argument("--jobs", type=_natural, default=0, metavar="N", help="so many at a time (0: a core each)")
+    prove.add_argument("--json", type=Path, metavar="FILE", help="write all findings as JSON")
+    prove.add_argument("--html", type=Path, metavar="FILE", help="write one page with the pictures; needs matplotlib")
+    prove.add_argument("--markdown", type=Path, metavar="FILE", help="the same, with the pictures in files beside it")
     return parser
 
 
 def _positive(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} must be > 0 seconds")
+        raise argparse.ArgumentTypeError(f"{text} must be a number > 0 of seconds")
     return value
 
 
@@ -134,7 +153,7 @@ def _cases_of(text: str) -> tuple[Case, ...]:
         cases = tuple(Case.from_json(one) for one in (data if isinstance(data, list) else [data]))
         for case in cases:
             make(case)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _Usage(f"--case-json: {type(error).__name__}: {error}") from None
     return cases
 
@@ -165,9 +184,7 @@ def _check(arguments: argparse.Namespace) -> int:
         raise _Usage("--case-json and --case, --chapter, --dtype exclude each other")
     cases = _cases_of(arguments.case_json) if arguments.case_json else _selected(arguments)
     expected = _expected_failures(arguments.expected_failures, cases)
-    for option, path in (("--json", arguments.json), ("--junit", arguments.junit)):
-        if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
-            raise _Usage(f"{option}: {path} cannot be written; it must be a file in a folder that exists")
+    _writeable(("--json", arguments.json), ("--junit", arguments.junit))
     if arguments.dump is not None:
         try:
             arguments.dump.mkdir(parents=True, exist_ok=True)
@@ -181,10 +198,16 @@ def _check(arguments: argparse.Namespace) -> int:
         if arguments.json is not None:
             arguments.json.write_text(json.dumps(as_json(report), indent=1) + "\n")
         if arguments.junit is not None:
-            arguments.junit.write_text(as_junit(report), encoding="utf-8")
+            arguments.junit.write_text(as_junit(report), encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise _Usage(str(error)) from None
     return _exit_code(report)
+
+
+def _writeable(*files: tuple[str, Path | None]) -> None:
+    for option, path in files:
+        if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
+            raise _Usage(f"{option}: {path} cannot be written; it must be a file in a folder that exists")
 
 
 def _run(arguments: argparse.Namespace, cases: Sequence[Case], expected: dict[str, str]) -> Report:
@@ -216,7 +239,11 @@ def _run(arguments: argparse.Namespace, cases: Sequence[Case], expected: dict[st
             progress.stop()  # so that the bar does not mix with stdout
             print_failure(console, verdict, spec, arguments.seed, expected.get(verdict.case.id, ""))
             if arguments.dump is not None and verdict.evidence is not None:
-                console.print(f"     tensors: {dump(verdict.evidence, arguments.dump, spec)}", soft_wrap=True)
+                try:
+                    where = str(dump(verdict.evidence, arguments.dump, spec))
+                except Exception as error:  # the report must not be lost for it
+                    where = f"not written: {error}"
+                console.print(f"     tensors: {where}", soft_wrap=True)
             progress.start()
         return bool(arguments.exitfirst and unexpected and verdict.status == "failed")
 
@@ -243,9 +270,9 @@ def _exit_code(report: Report) -> int:
     refused = [v.case.id for v in report.verdicts if v.case.chapter == "basics" and v.status == "unsupported"]
     counts = report.counts()
     if refused:
-        print(f"no success: basics refused: {' '.join(refused)}")
-    elif not counts["passed"] + counts["acceptable"] + counts["failed"]:
-        print("no success: no case was judged")
+        print(f"no success: basics refused: {' '.join(refused)} (--dtype judges what it is for)")
+    elif not counts["passed"] + counts["acceptable"]:
+        print("no success: no case passed" if counts["failed"] else "no success: no case was judged")
         return 1
     return 1 if refused or report.failures() or report.stale() else 0
 
@@ -303,3 +330,13 @@ def _ticker() -> Callable[[Verdict], None]:
             print(f"\r{count} cases", end="", file=sys.stderr, flush=True)
 
     return tick
+
+
+def _prove(arguments: argparse.Namespace) -> int:
+    from .prove import CannotProve, command
+
+    _writeable(*((f"--{name}", getattr(arguments, name)) for name in ("json", "html", "markdown")))
+    try:
+        return command(arguments, _stdout())
+    except CannotProve as error:
+        raise _Usage(str(error)) from None

@@ -11,7 +11,7 @@ An implementation is called with a case and the arrays it is handed, and returns
 
 `given` holds q k v, and where the case has them bias sinks dout dlse.  A plain function
 `f(q, k, v, *, mask=None, scale=None, ...)` will do as well: it is called with those of the options
-mask, bias, scale, softcap, sinks that the case has, and a case with an option that it does not
+mask, bias, scale, softcap, sinks, out_dtype that the case has, and a case with an option that it does not
 take is counted as unsupported.  It returns out, or (out, lse), or a mapping.
 """
 
@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from .case import Case
+from .case import GRADIENTS, OUTPUTS, Case
 from .precision import Conventions, Precision, preset
 
 __all__ = ["DEFAULT", "Function", "Implementation", "implementation", "load", "plain_options", "wrap"]
@@ -133,6 +133,8 @@ def plain_options(case: Case) -> dict[str, Any]:
         options["softcap"] = case.softcap
     if case.sinks is not None:
         options["sinks"] = None
+    if case.out_dtype != case.dtype:
+        options["out_dtype"] = case.out_dtype
     return options
 
 
@@ -154,6 +156,16 @@ def implementation(
     'takes no softcap'
     """
 
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"@implementation must be called: @implementation() above {getattr(name, '__name__', name)!r}")
+    names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    unknown = set(names) - set(OUTPUTS + GRADIENTS)
+    if unknown or not names:
+        raise ValueError(f"outputs={outputs!r} must hold some of {', '.join(OUTPUTS + GRADIENTS)}")
+    for what, given in (("supports", supports), ("precision", precision)):
+        if not callable(given):
+            raise TypeError(f"{what}={given!r} must be a function of the case")
+
     def decorate(function: Callable[..., Any]) -> Function:
         return Function(
             function,
@@ -161,7 +173,7 @@ def implementation(
             version,
             arrays,
             conventions,
-            frozenset(outputs),
+            frozenset(names),
             supports,
             precision,
         )
@@ -179,7 +191,7 @@ def load(spec: str) -> Implementation:
     if not attribute:
         library, _, variant = spec.partition("-")
         module_name, attribute = f"refattn.adapters.{library}", variant or "default"
-        if library == "refattn":
+        if spec == "refattn":
             module_name, _, attribute = DEFAULT.partition(":")
         elif not library.isidentifier() or importlib.util.find_spec(module_name) is None:
             raise ValueError(f"{spec!r} is no implementation; use module:callable, or a name such as torch or refattn")

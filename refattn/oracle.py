@@ -64,6 +64,8 @@ def attention(
     (B, H, Lq, Lk); -inf hides like a mask.  scale: None means D**-0.5.  softcap > 0, or None.
     sinks: (H,) logits that join the denominator only.
 
+    q·k beyond the range of float64 is not finite, and neither is what sees it.
+
     Refused by name: dtypes other than those of `refattn.dtypes`, shapes that do not fit, a boolean
     bias, a mask that is not boolean, softcap <= 0, a scale that is not finite.
 
@@ -139,13 +141,15 @@ class _Inputs:
             raise ValueError(f"k.shape={k.shape} must be (B, Hkv, Lk, D) with B={B} and D={D} of q.shape={q.shape}")
         if v.shape[:3] != (B, Hkv, Lk):
             raise ValueError(f"v.shape={v.shape} must begin with {(B, Hkv, Lk)}, as k.shape={k.shape} does")
-        if H != Hkv and (Hkv == 0 or H % Hkv):
+        if H != Hkv and (H == 0 or Hkv == 0 or H % Hkv):
             raise ValueError(f"q has H={H} heads, which must be a multiple of the Hkv={Hkv} heads of k and v")
-        if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
-            raise ValueError(f"softcap={softcap} must be > 0 and finite; pass None for no softcap")
+        self.softcap: float | None = None
+        if softcap is not None:
+            self.softcap = _real(softcap, "softcap", "pass a number > 0, or None for no softcap")
+            if not self.softcap > 0:
+                raise ValueError(f"softcap={softcap} must be > 0; pass None for no softcap")
         self.group = H // Hkv if Hkv else 1
         self.scale = scale_of(scale, D)
-        self.softcap = None if softcap is None else float(softcap)
         self.q, self.k, self.v = q, np.repeat(k, self.group, axis=1), np.repeat(v, self.group, axis=1)
         shape = (B, H, Lq, Lk)
 
@@ -153,7 +157,9 @@ class _Inputs:
         if mask is not None:
             if np.ma.isMaskedArray(mask):
                 raise TypeError("mask is a masked array, whose own mask would be ignored; pass mask.filled(False)")
-            mask = mask.dense(*shape) if hasattr(mask, "dense") else np.asarray(mask)
+            if isinstance(mask, type):
+                raise TypeError(f"mask={mask.__name__} is a class; make one, such as {mask.__name__}('top_left')")
+            mask = np.asarray(mask.dense(*shape) if hasattr(mask, "dense") else mask)
             if mask.dtype != np.bool_:
                 raise TypeError(f"mask.dtype={mask.dtype} must be bool, True = may attend; pass bias= for logits")
             visible = visible & _broadcast(mask, "mask", shape)
@@ -173,12 +179,22 @@ class _Inputs:
 
 
 def scale_of(scale: float | None, D: int) -> float:
-    """`scale`, or D**-0.5 for None (1 when D is 0); refused unless finite."""
+    """`scale`, or D**-0.5 for None (1 when D is 0); refused unless a finite real number."""
     if scale is None:
         return D**-0.5 if D else 1.0
-    if not math.isfinite(scale):
-        raise ValueError(f"scale={scale} must be finite; pass None for D**-0.5")
-    return float(scale)
+    return _real(scale, "scale", "pass None for D**-0.5")
+
+
+def _real(x: Any, name: str, cure: str) -> float:
+    if isinstance(x, (bool, np.bool_)) or not isinstance(x, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name}={x!r} must be a real number; {cure}")
+    try:
+        value = float(x)
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value):
+        raise ValueError(f"{name}={value} must be finite; {cure}")
+    return value
 
 
 def _weights(x: _Inputs) -> tuple[Array, Array, Array | None, Array | None]:

@@ -8,7 +8,7 @@ points in which libraries legitimately differ; which keys a row sees is never on
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 from .dtypes import FORMATS, format_of
 
@@ -38,7 +38,7 @@ class Precision:
     lse: str = "float32"
     """dtype of lse."""
     scores: str | None = None
-    """dtype the scores are stored in; None: kept in the accumulator's."""
+    """dtype the scores are stored in, q·k and again once scaled; None: kept in the accumulator's."""
     scaled_q: str | None = None
     """dtype of a q multiplied by scale beforehand; None: scale is applied to the scores."""
     exp_ulp: float = 4.0
@@ -49,6 +49,8 @@ class Precision:
     """weights are divided by their sum before they are rounded (the eager way)."""
     sum_rounded_weights: bool = False
     """the row sum adds the rounded weights."""
+    weights_from_lse: bool = False
+    """the weights are exp(score - lse), so that the error of lse does not cancel."""
     tile: int = 16
     """smallest number of keys between two rescalings."""
     grad_q_block: int = 0
@@ -149,6 +151,12 @@ class Conventions:
     """the same call gives the same bits."""
     batch_invariant: bool = False
     """the bits of one batch entry do not depend on the others."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in get_type_hints(type(self)).items():
+            value, known = getattr(self, name), get_args(allowed) or (True, False)
+            if not any(value is k or value == k and type(value) is type(k) for k in known):
+                raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, known))}")
 
     def declared(self) -> dict[str, Any]:
         """The fields that differ from the default."""

@@ -130,6 +130,8 @@ def print_summary(console: Console, report: Report) -> None:
     loosened = [v for v in report.verdicts if v.loosened and v.contract is not None]
     for why, members in _groups(loosened, lambda v: f"{_fields(v.loosened)} ({v.contract.source})").items():  # type: ignore[union-attr]
         console.print(f"loosened: {why}: {len(members)} cases", soft_wrap=True)
+    if any(note.startswith("undeclared") for v in report.verdicts for note in v.notes):
+        console.print("if a convention is meant, declare it: @implementation(conventions=Conventions(...))")
     for v in report.stale():
         console.print(f"stale: {v.case.id} passes, but {_STALE}: {report.expected[v.case.id]}", soft_wrap=True)
     console.print(totals(report), soft_wrap=True)

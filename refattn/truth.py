@@ -259,7 +259,7 @@ class _Truth:
             ignored = np.ones(value.shape, dtype=bool)
         if name == "lse" and conventions.empty_lse == "any":
             ignored = ignored | self.empty
-        nonfinite = np.isnan(value)
+        nonfinite = np.isnan(value) | np.isinf(rigorous)  # an endless bound: an overflow is honest
         if self.nonfinite is not None:
             nonfinite = nonfinite | self.nonfinite.of(name)
         return Expected(value, lo, hi, rigorous_lo, rigorous_hi, dtype, ignored, nonfinite)

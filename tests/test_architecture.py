@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "refattn"
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("dtypes", "visibility"),
+    ("dtypes", "montecarlo", "visibility"),
     ("drawn", "oracle", "online", "precision"),
     ("masks",),
     ("case", "exchange"),
@@ -22,9 +22,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("implementation", "cases", "truth", "adapters"),
     ("calling", "mutants"),
     ("worker", "judge"),
-    ("conform",),
-    ("report", "dump", "show"),
-    ("fuzz", "plugin", "conformance"),
+    ("conform", "honest", "proofs"),
+    ("report", "dump", "show", "page"),
+    ("fuzz", "plugin", "conformance", "prove"),
     ("cli",),
     ("__main__", "__init__"),
 )

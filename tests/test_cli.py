@@ -124,7 +124,7 @@ def test_refusing_is_no_success(refattn: Run) -> None:
         (["check", "nowhere_to_be_found:f"], "No module named 'nowhere_to_be_found'"),
         (["check", "no_such_name"], "'no_such_name' is no implementation"),
         (["check", "my_kernel:absent"], "my_kernel has no absent"),
-        (["check", "--timeout", "0"], "0 must be > 0 seconds"),
+        (["check", "--timeout", "0"], "0 must be a number > 0 of seconds"),
         (["check", "--seed", "-1"], "-1 must be >= 0"),
         (["check", "--json", "no/such/folder.json"], "--json: no/such/folder.json cannot be written"),
         (["check", "--junit", "."], "--junit: . cannot be written"),

@@ -100,7 +100,7 @@ FLAGS: dict[str, str] = {
     "group_not_summed": "dk and dv are not summed over the query heads of a group (levanter#449, FlagGems#898)",
     "dbias_not_reduced": "dbias is not summed over what bias broadcast over (jax#30593)",
     "delta_missing": "delta is missing or of the wrong row (cudnn-frontend#384, a backward of cosine 0)",
-    "delta_rounded": "delta or partial gradients are held in 16 bits (PyTorch's CPU flash backward)",
+    "grad_16_bit": "gradients are held in 16 bits between blocks (PyTorch's CPU flash backward)",
     "dlse_ignored": "the gradient that arrives at lse is dropped (flash-attention, tests/cute, LSE gradient)",
     "dlse_empty": "lse of an empty row brings NaN into gradients (flashinfer#4484)",
     "dsinks_not_reduced": "dsinks is not summed over batch or queries (cudnn-frontend, dSink tests)",

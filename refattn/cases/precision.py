@@ -23,6 +23,8 @@ CASES = (
          "large_logits scores_16_bit", (1, 2, 2, 65, 129, 64, 64), BF16, "large_logits"),
     _row("negative-f64", "Every score about -1000.",
          "max_zero_start", (2, 3, 3, 17, 33, 16, 16), F64, "all_negative_logits"),
+    _row("far-below-f32", "Every score about -20000: a maximum that starts at a finite number stays there.",
+         "max_zero_start", (2, 3, 3, 33, 95, 24, 24), F32, "far_below"),
     _row("offset-f32", "131072 on every q·k: softmax does not change.",
          "large_logits tf32", (2, 3, 3, 33, 65, 64, 64), F32, "huge_offset"),
     _row("offset-f16", "131072 on every q·k, beyond float16, inputs well within.",

@@ -35,6 +35,13 @@ def _minus_inf(case: Case, rng: Rng) -> Array:
     return np.where(hidden, -np.inf, _normal(case, rng))
 
 
+def _padding(case: Case, rng: Rng) -> Array:
+    """-inf over the last quarter of the keys, and over every fifth query: nothing else hides them."""
+    _, _, i, j = np.ogrid[tuple(slice(n) for n in case.bias_shape)]
+    queries = (i % 5 == 4) if case.bias_shape[2] > 1 else np.zeros_like(i, dtype=bool)
+    return np.where(queries | (j >= case.Lk - case.Lk // 4), -np.inf, _normal(case, rng))
+
+
 def _finite_min(case: Case, rng: Rng) -> Array:
     """The same with the lowest finite number, as many models have it."""
     bias = _minus_inf(case, rng)
@@ -43,7 +50,7 @@ def _finite_min(case: Case, rng: Rng) -> Array:
 
 
 BIAS: dict[str, Callable[[Case, Rng], Array]] = {
-    f.__name__[1:]: f for f in (_normal, _alibi, _minus_inf, _finite_min)
+    f.__name__[1:]: f for f in (_normal, _alibi, _minus_inf, _padding, _finite_min)
 }
 
 SINKS: dict[str, Callable[[Case, Rng], Array]] = {

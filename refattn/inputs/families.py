@@ -66,6 +66,11 @@ def _all_negative_logits(case: Case, rng: Rng) -> QKV:
     return _levels(case, rng, np.full(case.Lk, -1000.0 if case.dtype == "float64" else -150.0))
 
 
+def _far_below(case: Case, rng: Rng) -> QKV:
+    """Scores about -2e4: below any finite number that a running maximum is likely to start at."""
+    return _levels(case, rng, np.full(case.Lk, -2e4))
+
+
 def _needle(case: Case, rng: Rng) -> QKV:
     """One visible key takes all: the runner-up is about exp(-40) behind."""
     q, k, v = _normal(case, rng)
@@ -191,8 +196,8 @@ FAMILIES: dict[str, Callable[[Case, Rng], QKV]] = {
     f.__name__[1:]: f
     for f in (
         _uniform, _constant_v, _normal, _peaked, _one_hot_v, _needle, _ties, _near_ties, _sparse_q, _v_of_k,
-        _rising, _falling, _large_logits, _all_negative_logits, _huge_offset, _outliers, _cancelling_v, _tiny,
-        _underflow, _poisoned, _poisoned_pairs,
+        _rising, _falling, _large_logits, _all_negative_logits, _far_below, _huge_offset, _outliers, _cancelling_v,
+        _tiny, _underflow, _poisoned, _poisoned_pairs,
     )
 }  # fmt: skip
 

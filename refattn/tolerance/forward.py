@@ -1,8 +1,8 @@
 """The bound of out and lse, one head, tile of rows by tile of rows.
 
 With p = exp(t - lse), B = sum p|v|, computed weights p̂_j = p_j (1 + θ_j) up to a common factor,
-|θ_j| <= ē_j = expm1(e_t + e_x + (T+1) ε + T u) where e_x = u (4|x| + max(|m|, |t|)), x = t - m
-covers exp(s - m) and exp2(fma(s, c, -fl(m c))), and T is the number of rescalings (the exponents
+|θ_j| <= ē_j = expm1(e_t + e_x + (T+1) ε + T u) where e_x = u (4|x| + 2 max(|m|, |t|)), x = t - m
+covers exp(s - m) and exp2(s c - m c), fused or not, and T is the number of rescalings (the exponents
 of successive rescalings telescope, so that only their roundings count):
 
     out^ - out = [ sum p θ (v - o) + rounding of P + underflow + accumulation + |o| E_l ] / (1 - ...)
@@ -19,7 +19,8 @@ error analysis", use the former):
     + what is coherent: a rounded scale 2u |do/dlog scale|, P's common error u_P |o|, underflow.
 
 Where a row's scores spread over less than four roundings of P, the rigorous P term is used, and
-where they repeat, the rigorous accumulation.
+where they repeat, the rigorous accumulation.  Where the weights may be off by more than COARSE
+the errors do not add linearly, and the rigorous bound is all there is.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ from typing import Any
 import numpy as np
 
 from ..precision import Precision
-from .rounding import LAMBDA, SQUARES_VANISH, Units
+from .rounding import LAMBDA, SQUARES_VANISH, Units, repetitive
 from .scores import scores
 from .ties import Ties
 
-__all__ = ["Forward", "Tile", "forward", "row_tiles"]
+__all__ = ["COARSE", "Forward", "Tile", "forward", "row_tiles"]
 
 Array = np.ndarray[Any, Any]
 Tile = Callable[[slice, slice], Any]
 """visible(rows, keys) -> booleans, bias(rows, keys) -> floats or None"""
 
 EVERYTHING = slice(None)
+COARSE = 0.1
 LARGEST = 300.0  # exponents are cut here, so that bounds stay finite; far beyond any that matters
 
 
@@ -77,21 +79,22 @@ def forward(
     wide = ("out", "rigorous", "sharp", "accumulation_variance", "coherent")
     sizes = {f.name: (Lq, Dv if f.name in wide else 1) for f in fields(Forward)}
     bound = Forward(**{name: np.zeros(size) for name, size in sizes.items()})
+    same_q, same_k = repetitive(q), repetitive(k).T
     for rows in row_tiles(Lq, Lk):
         tile = visible(rows, EVERYTHING), bias(rows, EVERYTHING)
         with np.errstate(over="ignore", invalid="ignore"):
-            part = _tile(q[rows], k, v, *tile, scale, softcap, sink, precision, c)
+            part = _tile(q[rows], k, v, same_q[rows] & same_k, *tile, scale, softcap, sink, precision, c)
         for name in sizes:
             getattr(bound, name)[rows] = getattr(part, name)
     return bound
 
 
 def _tile(
-    q: Array, k: Array, v: Array, visible: Array, bias: Array | None, scale: float, softcap: float | None,
-    sink: float | None, precision: Precision, c: Units,
+    q: Array, k: Array, v: Array, repeats: Array, visible: Array, bias: Array | None, scale: float,
+    softcap: float | None, sink: float | None, precision: Precision, c: Units,
 ) -> Forward:  # fmt: skip
     u, u_p, eps, T = c.u, c.u_weights, c.eps, c.rescalings
-    s = scores(q, k, visible, bias, scale, softcap, precision, c)
+    s = scores(q, k, repeats, visible, bias, scale, softcap, precision, c)
     m = s.t.max(1, keepdims=True, initial=-np.inf if sink is None else sink)
     dead = np.isneginf(m)
     m = np.where(dead, 0.0, m)
@@ -105,7 +108,7 @@ def _tile(
     size = np.abs(o)
 
     far = np.where(visible, np.maximum(np.abs(m), np.abs(np.where(visible, s.t, 0.0))), 0.0)
-    e_x = u * (4 * np.abs(x) + far)
+    e_x = u * (4 * np.abs(x) + 2 * far)
     e = np.expm1(np.minimum(s.error + e_x + (T + 1) * eps + T * u, LARGEST))
     a = p * e
     A0, A1 = a.sum(1, keepdims=True), a @ v
@@ -151,16 +154,15 @@ def _tile(
     rigorous = np.fmin(rigorous, hull)
 
     # the sharp bound
-    v_theta = s.variance + u * u / 3 * (4 * x * x + far * far) + c.walk * (eps * eps + u * u) / 3
+    v_theta = s.variance + u * u / 3 * (4 * x * x + 2 * far * far) + c.walk * (eps * eps + u * u) / 3
     sd = np.sqrt(v_theta)
     w = p * sd
     w2 = w * w
     W0 = w2.sum(1, keepdims=True)
     spread_o = np.maximum(w2 @ (v * v) - 2 * o * (w2 @ v) + o * o * W0, 0.0)
     S2 = (p * p) @ (v * v)
-    agree = c.agree * far.max(1, keepdims=True, initial=0.0)
-    ties = Ties(np.where(visible, s.t, 0.0), np.maximum(agree, u_p), visible & (p > 0))
-    repeated = ties.repeated(p, agree)
+    ties = Ties(np.where(visible, s.t, 0.0), c.widths(far.max(1, keepdims=True, initial=0.0)), visible & (p > 0))
+    repeated = ties.repeated(p)
     W0 = W0 + ties.sum_squares_of(w)
     variance_p = (u_p * u_p + c.pv_rounds * u * u) / 3 * S2
     coherent = np.zeros_like(o)
@@ -186,9 +188,9 @@ def _tile(
     coherent = coherent + underflow + np.where(repeated, sum_v + size * sum_l, smallV)
     sharp = LAMBDA * deviation + scale_error + coherent + (u_p + 6 * u) * size
     sharp = np.fmin(sharp, rigorous)  # squares may overflow in float64: then the rigorous one
-    sharp = np.where(B < SQUARES_VANISH, rigorous, sharp)
+    coarse = A0 > COARSE
+    sharp = np.where((B < SQUARES_VANISH) | coarse, rigorous, sharp)
 
-    # lse
     log_l = np.abs(np.log(np.where(total > 0, total, 1.0)))
     lse = np.where(dead, -np.inf, m + np.log(np.where(total > 0, total, 1.0)))
     final = u * (np.abs(m) + np.abs(np.where(dead, 0.0, lse)) + 2 * log_l + 4)
@@ -198,7 +200,11 @@ def _tile(
     drift = drift + np.where(repeated, sum_l, small.sum(1, keepdims=True))
     lse_variance = W0 + u * u / 9 * R
     lse_sharp = np.fmin(LAMBDA * np.sqrt(lse_variance) + final + drift, lse_rigorous)
-    lse_variance = lse_variance + (final + drift) ** 2 / 3
+    lse_sharp = np.where(coarse, lse_rigorous, lse_sharp)
+    lse_variance = np.where(coarse, lse_rigorous**2, lse_variance) + (final + drift) ** 2 / 3
+    if precision.weights_from_lse:
+        rigorous = rigorous + np.expm1(np.minimum(lse_rigorous, LARGEST)) * (B + rigorous)
+        sharp = np.fmin(sharp + np.expm1(np.minimum(lse_sharp, LARGEST)) * size, rigorous)
     zero = np.where(dead, 0.0, 1.0)
     return Forward(
         o, rigorous * zero, sharp * zero, variance_sum, coherent * zero,

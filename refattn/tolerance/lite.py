@@ -3,7 +3,7 @@
 There the rounding of P outweighs the error of the scores, so that one number for each row bounds
 the latter, by Cauchy and Schwarz: with A = |scale| |q_i| max_j |k_j|,
 
-    e = expm1(A u (D + 2) + u (4 (A + F) + F) + (T+1) ε + T u),   F = max(A, |sink|)
+    e = expm1(A u (D + 2) + u (4 (A + F) + 2 F) + (T+1) ε + T u),   F = max(A, |sink|)
 
 in place of `forward`'s ē_j, and nothing is sorted.  Ties only add to the full bound, so leaving
 them out makes this one no looser; lse is given its final roundings alone.  Against the full form it is
@@ -31,14 +31,15 @@ def forward_lite(
 ) -> Forward | None:
     """Bounds of one head without bias and softcap, or None where the cheap form is not sharp enough."""
     c = Units(precision, len(k))
-    if not c.u_weights or c.u_scores or c.u_scaled_q or precision.sum_rounded_weights or not len(k):
+    other = c.u_scores or c.u_scaled_q or precision.sum_rounded_weights or precision.weights_from_lse
+    if not c.u_weights or other or not len(k):
         return None
     u, T = c.u, c.rescalings
     with np.errstate(over="ignore"):
         A = abs(scale) * np.sqrt((q * q).sum(1, keepdims=True) * (k * k).sum(1).max())
     F = np.maximum(A, 0.0 if sink is None else abs(sink))
     far = A + F
-    e = np.expm1(A * u * (q.shape[1] + 2) + u * (4 * far + F) + (T + 1) * c.eps + T * u)
+    e = np.expm1(A * u * (q.shape[1] + 2) + u * (4 * far + 2 * F) + (T + 1) * c.eps + T * u)
     if not (e <= c.u_weights / 2).all():
         return None
     one = np.zeros((len(q), 1))

@@ -20,7 +20,7 @@ import numpy as np
 from ..dtypes import FORMATS, round_to
 from ..precision import Precision
 
-__all__ = ["LAMBDA", "SQUARES_VANISH", "Units", "half_ulp", "interval"]
+__all__ = ["LAMBDA", "SQUARES_VANISH", "Units", "half_ulp", "interval", "repetitive"]
 
 Array = np.ndarray[Any, Any]
 
@@ -46,7 +46,9 @@ class Units:
         self.u_weights = weights.u if weights else 0.0
         self.weights_eta = weights.eta if weights else 0.0
         self.weights_normal = weights.smallest_normal if weights else 0.0
+        self.weights_max = weights.max if weights else math.inf
         self.u_scores = FORMATS[precision.scores].u if precision.scores else 0.0
+        self.scores_eta = FORMATS[precision.scores].eta if precision.scores else 0.0
         self.u_scaled_q = FORMATS[precision.scaled_q].u if precision.scaled_q else 0.0
         self.out = precision.out
         self.u_out = FORMATS[precision.out].u
@@ -57,7 +59,24 @@ class Units:
         self.pv_rounds = float(weight_bits + bits > accumulate.bits)
         self.rescalings = math.ceil(keys / precision.tile) if keys > precision.tile else 0
         self.agree = 8 * self.u + self.u_scores  # scores that differ by less, relatively, round alike
+        self.scores_max = FORMATS[precision.scores].max if precision.scores else math.inf
         self.walk = 1.0 + math.log1p(self.rescalings)  # rescalings that a random order of maxima makes
+
+    def widths(self, far: Array) -> tuple[Array, ...]:
+        """Widths of the bins in which scores of size `far` round alike, narrowest first."""
+        agree = self.agree * far
+        return (agree, *(np.maximum(agree, self.u_weights / n) for n in (8, 1) if self.u_weights))
+
+
+def repetitive(x: Array) -> Array:
+    """Rows (n, 1) of x (n, d) that hold few different sizes, zero aside: one for eight places, or fewer.
+
+    The products of two such rows repeat, and to add the same number over and over rounds the same
+    way each time: their dot product gets the rigorous bound.
+    """
+    sizes = np.sort(np.abs(x), axis=1)
+    different = (sizes[:, :1] > 0).sum(1) + (np.diff(sizes, axis=1) > 0).sum(1)
+    return np.asarray(different <= x.shape[1] / 8)[:, None]
 
 
 def half_ulp(x: Array, name: str) -> Array:

@@ -4,12 +4,13 @@ With x = q·k, A = |q|·|k| and D terms (`rounding` has the sum's bound),
 
     |dx| <= (D u (A + |x|)/2)(1 + D u) + [u A where products of inputs are inexact]
     s = scale x:     e = |scale| |dx| + 2 u |s| + [2 u_q |scale| A for q, k scaled beforehand]
-                     + [u_s |s| for scores stored low]
+                     + [2 u_s |s| for scores stored low, before and after scaling]
     softcap c:       |tanh' | <= sech²((|s| - e)+ / c), so e <- sech² e + (eps_tanh + 3 u) |t|
     bias:            e <- e + u (|t| + 2 |bias|) [+ u_s |t|]
 
 The variance is the same with independent, centred roundings, uniform on +-h, hence h²/3 each; the
-partial sums of a dot product in random order have mean square x²/3 + sum q²k² / 6.
+partial sums of a dot product in random order have mean square x²/3 + sum q²k² / 6.  Where the
+products repeat (`rounding.repetitive`) the variance is |dx|², that of any error of that size.
 """
 
 from __future__ import annotations
@@ -41,10 +42,13 @@ class Scores(NamedTuple):
 
 
 def scores(
-    q: Array, k: Array, visible: Array, bias: Array | None, scale: float, softcap: float | None,
+    q: Array, k: Array, repeats: Array, visible: Array, bias: Array | None, scale: float, softcap: float | None,
     precision: Precision, c: Units,
 ) -> Scores:  # fmt: skip
-    """Exact scores of a tile and how far computed ones may be; q (rows, D), k (keys, D)."""
+    """Exact scores of a tile and how far computed ones may be; q (rows, D), k (keys, D).
+
+    `repeats` (broadcasting to (rows, keys)) says which pairs have products that repeat.
+    """
     D = q.shape[1]
     u = c.u
     x = q @ k.T
@@ -53,6 +57,7 @@ def scores(
     squares = (q * q) @ (k * k).T
     dot = D * u * (A + ax) / 2 * (1 + D * u) + c.qk_rounds * u * A + D * c.eta
     dot_variance = u * u / 3 * (D * (x * x / 3 + squares / 6) + c.qk_rounds * squares)
+    dot_variance = np.where(repeats, dot * dot, dot_variance)
     size = abs(scale)
     s = scale * x
     magnitude = np.abs(s)
@@ -62,8 +67,8 @@ def scores(
         e = e + 2 * c.u_scaled_q * size * A
         v = v + 2 * (size * c.u_scaled_q) ** 2 / 3 * squares
     if c.u_scores:
-        e = e + c.u_scores * magnitude
-        v = v + c.u_scores**2 / 3 * magnitude**2
+        e = e + 2 * c.u_scores * magnitude + c.scores_eta
+        v = v + 2 * c.u_scores**2 / 3 * magnitude**2 + c.scores_eta**2
     t, slope, slope_error, slope_deviation = s, np.ones(()), np.zeros(()), np.zeros(())
     if softcap is not None:
         tanh = np.tanh(s / softcap)

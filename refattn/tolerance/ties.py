@@ -8,10 +8,11 @@ coherent within one: with the weights w_j of the errors
 
     variance = sum_j w_j² c_j²  +  sum over bins of (sum_{j in bin} w_j c_j)²
 
-The second sum is what this module computes, over bins that hold two keys or more.  For values that
-know nothing of the score it adds as much as the first; for values that depend on the score level
-it is what decides.  An independent error of bins is at most sqrt(n) of their root sum of squares,
-so that up to n = (LAMBDA²)/3 = 22 bins the sharp bound is a rigorous one.
+The second sum is what this module computes, over bins that hold two keys or more, and at several
+widths: two clusters in one bin may cancel there though they round apart.  For values that know
+nothing of the score each width adds as much as the first sum; for values that depend on the score
+level it is what decides.  An independent error of bins is at most sqrt(n) of their root sum of
+squares, so that up to n = (LAMBDA²)/3 = 22 bins the sharp bound is a rigorous one.
 """
 
 from __future__ import annotations
@@ -28,20 +29,14 @@ CHUNK = 1 << 20  # elements of a temporary
 
 
 class Ties:
-    """Bins of `width` (rows, 1) of `key` (rows, n), among the entries where `active`."""
+    """Bins of the entries of `key` (rows, n) that are `active`, at each of `widths`, (rows, 1) each."""
 
-    def __init__(self, key: Array, width: Array, active: Array) -> None:
+    def __init__(self, key: Array, widths: tuple[Array, ...], active: Array) -> None:
         key = np.where(active, key, np.inf)
         self.shape = key.shape
         self.order = np.argsort(key, axis=1)
         self.sorted = np.take_along_axis(key, self.order, 1)
-        with_previous = self._with_previous(width)
-        shared = with_previous.copy()
-        shared[:, :-1] |= with_previous[:, 1:]
-        self.rows, position = np.nonzero(shared)
-        self.columns = self.order[self.rows, position]
-        self.starts = np.flatnonzero(~with_previous[self.rows, position])
-        self.owners = self.rows[self.starts]
+        self.levels = [_Bins(self._with_previous(width), self.order) for width in widths]
 
     def _with_previous(self, width: Array) -> Array:
         """Whether an entry, in order, is in the same bin as the one before."""
@@ -51,15 +46,15 @@ class Ties:
         same[:, 1:] = np.isfinite(bins[:, 1:]) & (bins[:, 1:] == bins[:, :-1])
         return same
 
-    def repeated(self, p: Array, width: Array) -> Array:
-        """Rows (rows, 1) whose mass shares its bin of `width` with three others on average.
+    def repeated(self, p: Array) -> Array:
+        """Rows (rows, 1) whose mass shares its narrowest bin with three others on average.
 
         Adding the same number over and over rounds the same way each time: there the errors of an
         accumulation are not independent.
         """
         if not p.size:
             return np.zeros((self.shape[0], 1), dtype=bool)
-        bin_of = np.cumsum(~self._with_previous(width)).reshape(self.shape)
+        bin_of = np.cumsum(~self.levels[0].with_previous).reshape(self.shape)
         others = np.bincount(bin_of.ravel())[bin_of]
         mass = np.take_along_axis(p, self.order, 1)
         return np.asarray((mass * others).sum(1, keepdims=True) >= 4 * mass.sum(1, keepdims=True))
@@ -67,8 +62,34 @@ class Ties:
     def sum_squares(self, w: Array, c: Array, center: Array | None = None) -> Array:
         """sum over bins of (sum_j w_j (c_j - center))²; w (rows, n), c (n, d), center (rows, d)."""
         total = np.zeros((c.shape[1], self.shape[0]))
-        if not len(self.starts):
-            return total.T
+        for bins in self.levels:
+            bins.add_squares(total, w, c, center)
+        return total.T
+
+    def sum_squares_of(self, w: Array) -> Array:
+        """sum over bins of (sum_j w_j)², (rows, 1)."""
+        total = np.zeros(self.shape[0])
+        for bins in self.levels:
+            if len(bins.starts):
+                sums = np.add.reduceat(w[bins.rows, bins.columns], bins.starts)
+                total += np.bincount(bins.owners, sums * sums, minlength=self.shape[0])
+        return total[:, None]
+
+
+class _Bins:
+    """The bins of one width that hold two entries or more, all rows' in one list."""
+
+    def __init__(self, with_previous: Array, order: Array) -> None:
+        self.with_previous = with_previous
+        shared = with_previous.copy()
+        shared[:, :-1] |= with_previous[:, 1:]
+        self.rows, position = np.nonzero(shared)
+        self.columns = order[self.rows, position]
+        self.starts = np.flatnonzero(~with_previous[self.rows, position])
+        self.owners = self.rows[self.starts]
+
+    def add_squares(self, total: Array, w: Array, c: Array, center: Array | None) -> None:
+        """Add to total (d, rows) the squares of the bins' sums."""
         by_column = np.ascontiguousarray(c.T)
         weights = w[self.rows, self.columns]
         ends = np.append(self.starts[1:], len(self.rows))
@@ -84,11 +105,3 @@ class Ties:
             new = np.flatnonzero(np.diff(owners, prepend=-1))
             total[:, owners[new]] += np.add.reduceat(sums * sums, new, axis=1)
             first = last
-        return total.T
-
-    def sum_squares_of(self, w: Array) -> Array:
-        """sum over bins of (sum_j w_j)², (rows, 1)."""
-        if not len(self.starts):
-            return np.zeros((self.shape[0], 1))
-        sums = np.add.reduceat(w[self.rows, self.columns], self.starts)
-        return np.bincount(self.owners, sums * sums, minlength=self.shape[0])[:, None]

@@ -1,0 +1,178 @@
+"""Random problems with an honest kernel for each: what every bound must let pass.
+
+A `Trial` is a problem, a precision contract and a schedule.  `answer` has `refattn.streaming`
+solve it, with every rounding that the contract allows; `ratios_of` judges the answer.  Problems are
+small, of all input families but the poisoned ones, of all dtypes, and combine the features at random.
+
+No bound covers an overflow inside the kernel: what a contract stores in 16 bits (scores, a scaled q)
+must fit there.  A problem for which it does not is drawn again.
+
+The sharp bound is derived to first order in the errors of the scores, which it takes for independent
+from key to key.  Neither is so everywhere (`Trial.sharp`); there an answer may exceed it, by measured
+factors of up to 34 and 1.4, and only the rigorous bound is to be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from .case import BiasSpec, Case
+from .dtypes import FORMATS
+from .inputs import FAMILIES, Problem, make
+from .judge import ratios
+from .masks import Causal, Mask, Prefix, Window
+from .oracle import scale_of
+from .precision import Precision, preset
+from .streaming import Rules, Schedule, Streaming
+from .truth import Expected
+
+__all__ = ["CONTRACTS", "DTYPES", "Ratios", "Trial", "answer", "draw", "ratios_of"]
+
+Array = np.ndarray[Any, Any]
+Rng = np.random.Generator
+
+DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+CONTRACTS = ("preset", "eager", "rounded sum", "scaled q", "blocked gradients", "unrounded weights")
+"""by name; those other than the preset are for 16 bits"""
+LIVELY = tuple(name for name in FAMILIES if not name.startswith("poisoned"))
+
+
+@dataclass(frozen=True)
+class Trial:
+    problem: Problem
+    contract: str
+    precision: Precision
+    schedule: Schedule
+
+    @property
+    def sharp(self) -> bool:
+        """Whether the sharp bound is claimed.
+
+        Not where q is scaled and rounded beforehand: its rounding is common to all keys of a row.
+        Nor where stored scores are so large that their rounding reaches 1: weights are then off by
+        factors of e and more.
+        """
+        stored = self.precision.scores
+        if stored is not None and _largest_score(self.problem) * FORMATS[stored].u >= 1:
+            return False
+        return self.precision.scaled_q is None
+
+
+class Ratios(NamedTuple):
+    """The largest ratios of one output, by the bound that decides and by the rigorous one."""
+
+    sharp: float
+    rigorous: float
+    elements: int
+
+
+def draw(rng: Rng, dtype: str) -> Trial:
+    """A trial in `dtype`, in which all that is stored fits its format."""
+    while True:
+        case = _case(rng, dtype)
+        try:
+            problem = make(case)
+        except ValueError:  # beyond the range of the dtype
+            continue
+        name = str(rng.choice(CONTRACTS)) if FORMATS[dtype].bits in (8, 11) else "preset"
+        precision = _contract(name, preset(case.dtype, case.out_dtype))
+        if _fits(problem, precision):
+            return Trial(problem, name, precision, _schedule(rng))
+
+
+def answer(trial: Trial, rules: type[Rules] = Rules) -> dict[str, Array]:
+    """What the kernel returns, each output in its own dtype; wrong `rules` make it a wrong kernel."""
+    kernel = _Kernel(rules=rules, schedule=trial.schedule, contract=trial.precision)
+    return kernel(trial.problem.case, trial.problem.fresh())
+
+
+def ratios_of(got: Mapping[str, Array], expected: Mapping[str, Expected]) -> dict[str, Ratios]:
+    """The largest ratios of each output; what cannot be judged is left out."""
+    found = {}
+    for name, e in expected.items():
+        judged = ~e.ignored
+        x, value = np.asarray(got[name], dtype=np.float64)[judged], e.value[judged]
+        sharp, rigorous = (
+            float(ratios(x, value, lo[judged], hi[judged]).max(initial=0.0))
+            for lo, hi in ((e.lo, e.hi), (e.rigorous_lo, e.rigorous_hi))
+        )
+        found[name] = Ratios(sharp, rigorous, x.size)
+    return found
+
+
+@dataclass(frozen=True)
+class _Kernel(Streaming):
+    contract: Precision = preset("float64")
+
+    def precision(self, case: Case) -> Precision:
+        return self.contract
+
+
+def _contract(name: str, usual: Precision) -> Precision:
+    changes: dict[str, dict[str, Any]] = {
+        "preset": {},
+        "eager": {"scores": usual.inputs, "weights_normalised": True},
+        "rounded sum": {"sum_rounded_weights": True},
+        "scaled q": {"scaled_q": usual.inputs},
+        "blocked gradients": {"grad_q_block": 32, "grad_k_block": 64, "grad_per_head": True},
+        "unrounded weights": {"weights": None},
+    }
+    return replace(usual, **changes[name])
+
+
+def _largest_score(problem: Problem) -> float:
+    """A bound of the scores' size, bias included; the room is a unit roundoff of float16."""
+    case = problem.case
+    q, k, bias = (np.asarray(problem.logical.get(name, 0.0), dtype=np.float64) for name in ("q", "k", "bias"))
+    scores = scale_of(case.scale, case.D) * q @ np.repeat(k, case.H // case.Hkv, axis=1).swapaxes(-1, -2)
+    return float(np.abs(scores).max(initial=0.0) + np.abs(bias).max(initial=0.0)) * (1 + 2.0**-11)
+
+
+def _fits(problem: Problem, precision: Precision) -> bool:
+    """Whether the scores and the scaled q lie within the formats that they are stored in."""
+    case = problem.case
+    if precision.scaled_q is not None:
+        q = np.asarray(problem.logical["q"], dtype=np.float64)
+        largest = abs(scale_of(case.scale, case.D)) * np.abs(q).max(initial=0.0)
+        if not largest < FORMATS[precision.scaled_q].max:
+            return False
+    return precision.scores is None or _largest_score(problem) < FORMATS[precision.scores].max
+
+
+def _schedule(rng: Rng) -> Schedule:
+    return Schedule(
+        tile_q=int(rng.choice([1, 5, 16, 64])), tile_k=int(rng.choice([16, 17, 48, 64, 256])),
+        order=rng.choice(["forward", "reverse", "random"]).item(), splits=int(rng.choice([1, 1, 2, 3])),
+        exp=rng.choice(["exp", "exp2", "numpy"]).item(), seed=int(rng.integers(1000)),
+    )  # fmt: skip
+
+
+def _case(rng: Rng, dtype: str) -> Case:
+    def maybe(chance: float, value: Any) -> Any:
+        return value if rng.random() < chance else None
+
+    Hkv, group = int(rng.choice([1, 1, 2])), int(rng.choice([1, 1, 2, 3]))
+    bias_dtype = dtype if FORMATS[dtype].bits > 20 else "float32"
+    shape, values = str(rng.choice(["HQK", "QK", "K"])), str(rng.choice(["normal", "alibi"]))
+    bias = maybe(0.2, BiasSpec(shape, bias_dtype, values))
+    sinks = maybe(0.2, str(rng.choice(["zero", "normal"])))
+    want = {"out", "lse"}
+    if FORMATS[dtype].bits > 4:
+        want |= {"dq", "dk", "dv"} | ({"dbias"} if bias else set()) | ({"dsinks"} if sinks else set())
+    return Case(
+        "trial", "drawn at random", B=1, H=Hkv * group, Hkv=Hkv, Lq=int(rng.integers(1, 25)),
+        Lk=int(rng.choice([1, 7, 16, 33, 70, 130])), D=int(rng.choice([4, 16, 24])), Dv=int(rng.choice([4, 16, 32])),
+        dtype=dtype, family=str(rng.choice(LIVELY)), seed=int(rng.integers(1 << 30)), want=frozenset(want),
+        mask=maybe(0.6, _mask(rng)), scale=maybe(0.2, float(rng.choice([0.5, -0.25]))),
+        softcap=maybe(0.2, float(rng.choice([5.0, 30.0]))), bias=bias, sinks=sinks,
+    )  # fmt: skip
+
+
+def _mask(rng: Rng) -> Mask:
+    align: Literal["top_left", "bottom_right"] = "top_left" if rng.random() < 0.5 else "bottom_right"
+    kinds: tuple[Mask, ...] = (Causal(align), Window(int(rng.integers(60)), 5, align), Prefix(3, align))
+    return kinds[rng.integers(len(kinds))]

@@ -1,0 +1,212 @@
+"""The backward's weights and score gradients, pair by pair, with their errors.
+
+A kernel recomputes P = exp(t - lse) from its own lse, and delta from its own rounded out or from
+sum p dp; nothing is renormalised, so the error of lse does not cancel:
+
+    ē = expm1(e_t + e_lse + u (4|t - lse| + 2 max(|t|, |lse|)) + ε)
+    e_dP = Dv u (|dout||v|ᵀ + |dP|)/2 [+ ...],
+    e_Δ = sum |dout| e_out + (Dv+1) u sum |dout||o| + sum p (e_dP + (ē + |R| u) |dP|)   (whichever way)
+    dT = P (dP - Δ + dlse),  dS = dT·slope
+    e_dT = P ē |dP - Δ + dlse| + P (1+ē)(e_dP + e_Δ + 2u (|dP| + |Δ| + |dlse|)),  e_dS likewise with slope
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..dtypes import FORMATS
+from ..precision import Precision
+from .forward import LARGEST, Forward, Tile
+from .rounding import Units, half_ulp, repetitive
+from .scores import scores
+from .ties import Ties
+
+__all__ = ["Head", "Keys", "Pairs", "Rows", "Slopes", "delta_errors", "pairs", "rows_of", "slopes"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Head(NamedTuple):
+    """One query head: q (Lq, D), dout (Lq, Dv), dlse (Lq, 1), its forward bound, mask, bias and sink."""
+
+    q: Array
+    dout: Array
+    dlse: Array
+    forward: Forward
+    visible: Tile
+    bias: Tile
+    sink: float | None
+    on_dt: Callable[[slice, Array, Array], None] | None = None
+    """called with (rows, dT, its rigorous error) for each tile of rows"""
+
+
+@dataclass
+class Keys:
+    """The key head k (Lk, D), v (Lk, Dv) and what all of its query heads share."""
+
+    k: Array
+    v: Array
+    scale: float
+    softcap: float | None
+    precision: Precision
+    c: Units
+
+    def __post_init__(self) -> None:
+        self.same_k, self.same_v = repetitive(self.k).T, repetitive(self.v).T
+
+
+@dataclass
+class Rows:
+    """What each row of a head knows, (Lq, 1); the errors of delta are filled in by `delta_errors`."""
+
+    lse: Array
+    e_lse: Array
+    v_lse: Array
+    delta: Array
+    e_delta: Array
+    v_delta: Array
+    b_delta: Array
+    same_q: Array
+    same_dout: Array
+
+
+class Pairs(NamedTuple):
+    """Arrays (rows, keys)."""
+
+    t: Array
+    visible: Array
+    far: Array
+    P: Array
+    e: Array
+    v: Array
+    slope: Array
+    slope_error: Array
+    slope_deviation: Array
+    dP: Array
+    e_dP: Array
+    v_dP: Array
+    over: Array
+    """where a stored dP may overflow"""
+    flushed: Array
+    """error where P or its rounding underflows"""
+
+
+class Slopes(NamedTuple):
+    """dT and dS of a tile with their errors, (rows, keys)."""
+
+    dT: Array
+    e_dT: Array
+    dS: Array
+    e_dS: Array
+    low: Array
+    relative: Array
+    """standard deviation of what is proportional to dS, with its sign"""
+    absolute: Array
+    """standard deviation of the rest"""
+
+
+def rows_of(h: Head) -> Rows:
+    f = h.forward
+    dead = np.isneginf(f.lse)
+    lse = np.where(dead, 0.0, f.lse)
+    delta = np.where(dead, 0.0, (h.dout * f.out).sum(1, keepdims=True))
+    e, v, b = (np.zeros_like(lse) for _ in range(3))
+    return Rows(lse, f.lse_rigorous, f.lse_variance, delta, e, v, b, repetitive(h.q), repetitive(h.dout))
+
+
+def pairs(h: Head, r: Rows, g: Keys, rows: slice, keys: slice) -> Pairs:
+    c, precision = g.c, g.precision
+    u = c.u
+    visible = h.visible(rows, keys)
+    repeats = r.same_q[rows] & g.same_k[:, keys]
+    s = scores(h.q[rows], g.k[keys], repeats, visible, h.bias(rows, keys), g.scale, g.softcap, precision, c)
+    lse = r.lse[rows]
+    t = np.where(visible, s.t, lse)
+    P = np.where(visible, np.exp(np.minimum(t - lse, 0.0)), 0.0)
+    away, far = np.abs(t - lse), np.maximum(np.abs(t), np.abs(lse))
+    normalised = c.u_weights if precision.weights_normalised else 0.0
+    e = np.expm1(np.minimum(s.error + r.e_lse[rows] + u * (4 * away + 2 * far) + c.eps + normalised, LARGEST))
+    variance = s.variance + u * u / 3 * (4 * away**2 + 2 * far**2) + c.eps**2 / 3 + normalised**2 / 3
+    dout, v = h.dout[rows], g.v[keys]
+    Dv = v.shape[1]
+    dP = dout @ v.T
+    A = np.abs(dout) @ np.abs(v).T
+    squares = (dout * dout) @ (v * v).T
+    # dout has the output's dtype, v the inputs': products are exact where both have 16 bits
+    rounds = float(FORMATS[precision.out].bits + FORMATS[precision.inputs].bits > FORMATS[precision.accumulate].bits)
+    e_dP = Dv * u * (A + np.abs(dP)) / 2 * (1 + Dv * u) + rounds * u * A + Dv * c.eta
+    v_dP = u * u / 3 * (Dv * (dP * dP / 3 + squares / 6) + rounds * squares)
+    v_dP = np.where(r.same_dout[rows] & g.same_v[:, keys], e_dP * e_dP, v_dP)
+    if c.u_scores:  # dP is stored in the scores' dtype too
+        e_dP = e_dP + c.u_scores * np.abs(dP) + c.scores_eta
+        v_dP = v_dP + c.u_scores**2 / 3 * dP * dP + c.scores_eta**2
+    over = visible & (np.abs(dP) + e_dP > c.scores_max)
+    flushed = np.where(visible & (P < 4 * c.smallest_normal), np.minimum(P, c.smallest_normal), 0.0)
+    if precision.weights_normalised:
+        flushed = flushed + np.where(visible & (P < c.weights_normal), np.minimum(c.weights_eta / 2, P), 0.0)
+    return Pairs(
+        t, visible, np.where(visible, far, 0.0), P, e, variance,
+        s.slope, s.slope_error, s.slope_deviation, dP, e_dP, v_dP, over, flushed,
+    )  # fmt: skip
+
+
+def slopes(p: Pairs, h: Head, r: Rows, rows: slice, c: Units) -> Slopes:
+    u, u_p = c.u, c.u_weights
+    delta, dlse = r.delta[rows], h.dlse[rows]
+    core = np.where(p.visible, p.dP - delta + dlse, 0.0)
+    sizes = np.abs(p.dP) + np.abs(delta) + np.abs(dlse)
+    dT = p.P * core
+    endless = np.isinf(r.e_delta[rows])
+    inner = p.e_dP + np.where(endless, 0.0, r.e_delta[rows]) + (2 * u + c.u_scores) * sizes + c.scores_eta
+    e_dT = p.P * p.e * np.abs(core) + p.P * (1 + p.e) * inner + p.flushed * (np.abs(core) + inner)
+    e_dT = np.where(p.visible, e_dT + (3 * u + c.u_scores) * np.abs(dT) + 4 * c.eta + c.scores_eta, 0.0)
+    e_dT = np.where(p.visible & (p.over | endless), np.inf, e_dT)
+    dS = dT * p.slope
+    size = np.abs(dS)
+    e_dS = e_dT * np.abs(p.slope) + (np.abs(dT) + e_dT) * p.slope_error + 2 * u * size
+    underflow = max(c.weights_eta / 2, c.smallest_normal, c.scores_eta)
+    near_zero = p.visible & (size < 8 * max(c.weights_normal, c.smallest_normal))
+    low = np.where(near_zero, np.minimum(underflow, size + e_dS), 0.0)
+    e_rounded = e_dS + u_p * (size + e_dS) + low
+    # beyond the range of the weights' dtype an honest kernel overflows
+    e_rounded = np.where((1 + u_p) * (size + e_dS) > c.weights_max, np.inf, e_rounded)
+    rounding = (u_p * u_p + 3 * u * u + 2 * c.u_scores**2) / 3
+    relative = np.copysign(np.hypot(size * np.sqrt(p.v + rounding), dT * p.slope_deviation), dS)
+    spread = p.v_dP + (u * u + c.u_scores**2) / 3 * (p.dP**2 + delta**2 + dlse**2)
+    return Slopes(dT, e_dT, dS, e_rounded, low, relative, p.P * p.slope * np.sqrt(spread))
+
+
+def delta_errors(p: Pairs, h: Head, r: Rows, rows: slice, ties: Ties, c: Units) -> None:
+    """Fill e_delta (rigorous), v_delta (variance) and b_delta (coherent) of the rows."""
+    u, u_p = c.u, c.u_weights
+    f, dout = h.forward, h.dout[rows]
+    o, delta = f.out[rows], r.delta[rows]
+    Dv = dout.shape[1]
+    e_out = f.rigorous[rows] + half_ulp(np.abs(o) + f.rigorous[rows], c.out)
+    products = np.abs(dout) * np.abs(o)
+    dot = (Dv + 1) * u * products.sum(1, keepdims=True)
+    large = (p.P > u).sum(1, keepdims=True)
+    by_keys = (p.P * (p.e_dP + (p.e + large * u) * np.abs(p.dP))).sum(1, keepdims=True)
+    r.e_delta[rows] = (np.abs(dout) * e_out).sum(1, keepdims=True) + dot + by_keys + (Dv + 2) * c.eta
+    r.e_delta[rows] = np.where(p.over.any(1, keepdims=True), np.inf, r.e_delta[rows])
+    w = p.P * np.sqrt(p.v) * (p.dP - delta)
+    wp = u_p * p.P * p.dP
+    variance = (w * w).sum(1, keepdims=True) + ties.sum_squares_of(w)
+    variance += ((wp * wp).sum(1, keepdims=True) + ties.sum_squares_of(wp)) / 3
+    variance += r.v_lse[rows] * delta**2  # sum p dp scales with the weights
+    rounded = dout * np.sqrt((c.u_out * o) ** 2 / 3 + (c.eta_out / 2) ** 2 + f.accumulation_variance[rows])
+    peak = np.abs(o).max(1, keepdims=True, initial=0.0)
+    columns = Ties(o, (1e-12 * peak, c.u_out / 4 * peak), np.ones(o.shape, dtype=bool))  # equal columns round alike
+    variance += (rounded**2).sum(1, keepdims=True) + columns.sum_squares_of(rounded)
+    variance += u * u / 3 * ((p.P * p.dP) ** 2).sum(1, keepdims=True) + (p.P**2 * p.v_dP).sum(1, keepdims=True)
+    variance += ties.sum_squares_of(p.P * np.sqrt(p.v_dP))
+    variance += u * u / 9 * large * delta**2
+    variance += u * u / 3 * Dv * (delta**2 / 3 + (products**2).sum(1, keepdims=True) / 6)
+    r.v_delta[rows] = variance
+    same = r.same_dout[rows] & repetitive(o)
+    coherent = (np.abs(dout) * f.coherent[rows]).sum(1, keepdims=True) + np.where(same, dot, 0.0)
+    r.b_delta[rows] = (u_p + 4 * u) * np.abs(delta) + coherent + (Dv + 2) * c.eta
