@@ -20,18 +20,21 @@ The approach is slow, of the order 1 / ln N (with b_N, N P(g > b_N) = 1, in plac
 
 What the "near-zero gradients" of unscaled scores are, at N = 1024 and sigma = sqrt(d): at d = 64 mean
 tr J falls from 0.997 to 0.40, the entropy from 6.43 to 0.90 nats, and 6.9 % of the rows have tr J < 0.01
-(44 % at d = 512).  What they are not: E |J|_F² is 33 times *larger* than scaled.  Gradients follow it,
-    E[|dq_i|² across q_i, given p] = scale² (d-1) Dv |J|_F²,     E[|dK|² given q, k] = scale² Dv sum_i |q_i|² |J_i|_F²
-for v, dout ~ N(0, 1), so that those of a fresh unscaled layer are larger on average, and die row by row.
+(44 % at d = 512); for q·k itself, whose sigma varies, 0.40, 0.92, 6.9 and 44 %.  What they are not:
+E |J|_F² is 33 times *larger* than scaled.  Gradients follow it: for v, dout ~ N(0, 1)
+    E[|dq_i|² across q_i, given p] = scale² (d-1) Dv |J|_F²,
+    E[|dK|² given q and p] = scale² Dv sum_i |q_i|² |J_i|_F²,
+so that those of a fresh unscaled layer are larger on average, while rows die one by one.
 
 Decision: e-processes on the oracle's weights and gradients, false-alarm rate 1e-9 together; a mean holds
 if it is within 4 % (rows of q·k and gradients 5 %; --quick: 10 and 25 %; E tr J: of the smaller of it
-and sum p²).  Power above 0.99 against one that is further off, within thrice the samples shown.
+and sum p²; P(dead): within 0.012 and 0.03).  Power above 0.99 against one that is further off, within
+thrice the samples shown: what tells the value from the margin tells the margin from the value.
 
 Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1 ("extremely small gradients");
 Derrida 1981, "Random-energy model: an exactly solvable model of disordered systems"; for attention
 Giorlandino and Goldt 2025, arXiv:2505.24333.  Abate and Whitt 1995 for the Euler sum in `dead`.
-Time: 60 s; --quick 5 s.
+Time: 80 s; --quick 4 s.
 """
 
 from __future__ import annotations
@@ -247,7 +250,7 @@ def logits(run: Run, N: int, sigma: float) -> Iterator[Finding]:
 
     def draw(rng: np.random.Generator, n: int) -> list[Array]:
         if run.world == "laplace":
-            z = rng.laplace(0, sigma / math.sqrt(2), (n, N, 1))
+            z: Array = rng.laplace(0, sigma / math.sqrt(2), (n, N, 1))
         else:
             z = sigma * rng.standard_normal((n, N, 1), dtype=np.float32)
         row = measure(softmax(np.ones((n, 1, 1)), z, 1.0)[:, 0])
@@ -310,8 +313,8 @@ def gradients(run: Run, scaled: bool) -> Iterator[Finding]:
 
     where = f"{'scaled' if scaled else 'unscaled'}, d={d}"
     yield from settle(run, where, tests, draw, run.budget(1_500_000, 120_000), 2000)
-    if not scaled:
-        yield within("largest |ds| / |dp| of a dead row", max(passed), 1e-300, 1 - DEAD**2)
+    if max(passed) > 0:  # some row was dead
+        yield within("largest |ds| / |dp| of a dead row", max(passed), 0, 1 - DEAD**2)
 
 
 def freezing(run: Run) -> Iterator[Finding]:

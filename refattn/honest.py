@@ -6,10 +6,6 @@ small, of all input families but the poisoned ones, of all dtypes, and combine t
 
 No bound covers an overflow inside the kernel: what a contract stores in 16 bits (scores, a scaled q)
 must fit there.  A problem for which it does not is drawn again.
-
-The sharp bound is derived to first order in the errors of the scores, which it takes for independent
-from key to key.  Neither is so everywhere (`Trial.sharp`); there an answer may exceed it, by measured
-factors of up to 34 and 1.4, and only the rigorous bound is to be asked.
 """
 
 from __future__ import annotations
@@ -47,19 +43,6 @@ class Trial:
     contract: str
     precision: Precision
     schedule: Schedule
-
-    @property
-    def sharp(self) -> bool:
-        """Whether the sharp bound is claimed.
-
-        Not where q is scaled and rounded beforehand: its rounding is common to all keys of a row.
-        Nor where stored scores are so large that their rounding reaches 1: weights are then off by
-        factors of e and more.
-        """
-        stored = self.precision.scores
-        if stored is not None and _largest_score(self.problem) * FORMATS[stored].u >= 1:
-            return False
-        return self.precision.scaled_q is None
 
 
 class Ratios(NamedTuple):

@@ -33,6 +33,9 @@ def command(arguments: argparse.Namespace, console: Console) -> int:
     outcomes = _run(proofs, arguments, pictures)
     settings = f"seed {arguments.seed}" + (", quick" if arguments.quick else "")
     console.print(table(outcomes))
+    for outcome in outcomes:
+        if outcome.message:
+            console.print(f"{outcome.proof.name}: {outcome.message}", soft_wrap=True)
     console.print(f"{totals(outcomes)}; {settings}", soft_wrap=True)
     try:
         if arguments.json is not None:
@@ -103,7 +106,8 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     for outcome in outcomes:
         decision = Text(outcome.decision, styles.get(outcome.decision, "bold red"))
         samples = f"{outcome.samples:,}" if outcome.samples else ""
-        shown.add_row(outcome.proof.name, statistic(outcome), decision, samples, f"{outcome.seconds:.1f}")
+        what = "" if outcome.message else statistic(outcome)
+        shown.add_row(outcome.proof.name, what, decision, samples, f"{outcome.seconds:.1f}")
     return shown
 
 

@@ -219,10 +219,17 @@ def test_one_decision_and_refuted_for_good(batches: list[list[float]], value: fl
     assert set(seen[seen.index(REFUTED) :] if REFUTED in seen else []) <= {REFUTED}
 
 
-@pytest.mark.parametrize("values", [[0.5, 1.1], [-0.1], [math.nan, 0.5], [1e300]])
+@pytest.mark.parametrize("values", [[0.5, 1.1], [-0.1], [math.nan, 0.5], [1e9]])
 def test_bounded_refuses_what_is_outside(values: list[float]) -> None:
     with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
         Mean(0.5, 0.1, UNIT).update(values)
+
+
+def test_nan_decides_nothing() -> None:
+    test = Mean(0.0, 0.3, Variance(1))
+    test.update([math.nan])
+    test.update(np.zeros(100_000))
+    assert test.decision is UNDECIDED
 
 
 @pytest.mark.parametrize("wager", [UNIT, HEAVY])

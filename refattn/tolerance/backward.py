@@ -144,8 +144,11 @@ def _times(e: Array, x: Array) -> Array:
 def _dependent(t: Array, P: Array, e: Array, c: Units) -> Array:
     """Rows (rows, 1) in which errors are not independent, or do not add linearly.
 
-    Their scores spread over less than four roundings of P, or their weights may be off by COARSE.
+    Their scores spread over less than four roundings of P, their weights may be off by COARSE, or q
+    was rounded beforehand.
     """
+    if c.u_scaled_q:
+        return np.ones((len(t), 1), dtype=bool)
     total = np.maximum(P.sum(1, keepdims=True), 1e-300)
     coarse = np.asarray((P * e).sum(1, keepdims=True) > COARSE * total)
     if not c.u_weights:

@@ -20,7 +20,8 @@ error analysis", use the former):
 
 Where a row's scores spread over less than four roundings of P, the rigorous P term is used, and
 where they repeat, the rigorous accumulation.  Where the weights may be off by more than COARSE
-the errors do not add linearly, and the rigorous bound is all there is.
+the errors do not add linearly, and the rigorous bound is all there is; so it is where q is scaled
+and rounded beforehand, which is one error for all keys of a row.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ def _tile(
     coherent = coherent + underflow + np.where(repeated, sum_v + size * sum_l, smallV)
     sharp = LAMBDA * deviation + scale_error + coherent + (u_p + 6 * u) * size
     sharp = np.fmin(sharp, rigorous)  # squares may overflow in float64: then the rigorous one
-    coarse = A0 > COARSE
+    coarse = (A0 > COARSE) | (c.u_scaled_q > 0)
     sharp = np.where((B < SQUARES_VANISH) | coarse, rigorous, sharp)
 
     log_l = np.abs(np.log(np.where(total > 0, total, 1.0)))

@@ -168,6 +168,7 @@ def slopes(p: Pairs, h: Head, r: Rows, rows: slice, c: Units) -> Slopes:
     dS = dT * p.slope
     size = np.abs(dS)
     e_dS = e_dT * np.abs(p.slope) + (np.abs(dT) + e_dT) * p.slope_error + 2 * u * size
+    e_dS = np.where(np.isinf(e_dT), np.inf, e_dS)  # whatever the slope
     underflow = max(c.weights_eta / 2, c.smallest_normal, c.scores_eta)
     near_zero = p.visible & (size < 8 * max(c.weights_normal, c.smallest_normal))
     low = np.where(near_zero, np.minimum(underflow, size + e_dS), 0.0)
