@@ -18,8 +18,8 @@ bound of an element is LAMBDA = 8.2 deviations of a sub-Gaussian sum: exceeded b
 probability 2 exp(-8.2² / 2) = 5e-15, so that a full run of 1e7 elements raises a false alarm with at
 most 5e-8 (--quick: 5e-9).  Holds as soon as an e-process on the problems' indicators (Bounded 0..1) shows
 that the share of problems with an element outside is below 1 % (--quick: 10 %), wrong with at most
-1e-9; it needs 2,580 (235) problems without one.  Power: a fault that shows in a share s of the problems
-is missed by n of them with probability (1 - s)^n, at s = 10 % 2e-11 for 235.
+1e-9; it needs 2,580 (246) problems without one.  Power: a fault that shows in a share s of the problems
+is missed by n of them with probability (1 - s)^n, at s = 10 % 6e-12 for 246.
 
 Derivation: in `refattn.tolerance`, where it is computed; the errors before the output is rounded are at
 most t, and rounding is monotone, so that RN(o - t) <= got <= RN(o + t).

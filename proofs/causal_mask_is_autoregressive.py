@@ -40,7 +40,7 @@ import numpy as np
 
 from refattn import oracle, streaming
 from refattn.masks import Causal, Visibility
-from refattn.montecarlo import Finding, Run, exact, main, within
+from refattn.montecarlo import Finding, Run, exact, largest, main, within
 from refattn.precision import preset
 from refattn.tolerance import forward
 
@@ -165,7 +165,7 @@ def rows_and_keys(run: Run) -> Iterator[Finding]:
             wrong["k"] += int((dk != (seen & (count > 1))).sum())  # a row that sees one key gives its value
             wrong["q"] += int((dq != np.diag(count[:, 0] > 1)).sum())
             changed += sum(poisoned(run, align, q, k, v, poison) for poison in (-1e6, math.nan))
-            ratio = max(ratio, prefixes(run, align, q, k, v))
+            ratio = largest(ratio, prefixes(run, align, q, k, v))
             told, M = hidden(run, align, Lq, Lk), np.where(seen, 0.0, -np.inf)
             added += not np.array_equal(oracle.attention(q, k, v, **told).out, oracle.attention(q, k, v, bias=M).out)
         for x, count in wrong.items():

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refattn import oracle
-from refattn.montecarlo import ALPHA, Bounded, Decision, Finding, Mean, Run, Variance, main, within
+from refattn.montecarlo import ALPHA, Bounded, Decision, Finding, Mean, Run, Variance, largest, main, within
 from refattn.precision import preset
 from refattn.tolerance import Tile, forward
 
@@ -130,7 +130,7 @@ def identities(run: Run) -> Iterator[Finding]:
     lowest = math.inf
 
     def note(name: str, difference: Array, bound: Array) -> None:
-        worst[name] = max(worst[name], float((np.abs(difference) / bound).max()))
+        worst[name] = largest(worst[name], np.abs(difference) / bound)
 
     count = 0
     for rng, q, k, v in problems(run):

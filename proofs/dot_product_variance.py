@@ -15,19 +15,21 @@ both sides, d + d (d-1) rho²; q = k, 2 d.
 
 Decision: (q·k)² / d has mean 1 and variance 2 + 6/d; an e-process of Catoni's kind decides whether
 the mean is within 1 % (--quick: 5 %) of 1, at any time, with a false-alarm rate of 1e-9 for all
-statistics together; it needs 1e6 (--quick: 5e4) products, at most thrice that for power above 0.99 against a
-variance 1 % (5 %) off.  The law by Kolmogorov-Smirnov and Anderson-Darling with the density above,
+statistics together; it needs some 5e5 (--quick: 2e4) products for each unit of that variance, and stops undecided
+at 3e6 (1.2e5), which leaves a power above 0.99 against a variance 1 % (5 %) off.
+The law by Kolmogorov-Smirnov and Anderson-Darling with the density above,
 at the same rate; at small d the normal law is refuted by the same test.  An interval for the variance
 that takes the kurtosis of the normal law for granted covers less than it says: shown.
 
 Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1, footnote 4.
-Time: 15 s; --quick 3 s.
+Time: 35 s; --quick 3 s.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -123,7 +125,7 @@ def laws(run: Run) -> Iterator[Finding]:
     from scipy import stats
 
     n = run.budget(400_000, 40_000)
-    # P(A² > z) is about 1.2 exp(-z) in the tail: the largest term of its law has weight 1/2
+    # P(A² > z) falls as sqrt(3 / (pi z)) exp(-z): the largest term of its law has weight 1/2
     limit = math.log(2 * STATISTICS / ALPHA)
     for d in (1, 2, 8, 64):
         x = dots(run, run.rng(f"law {d}"), n, d)
@@ -133,7 +135,9 @@ def laws(run: Run) -> Iterator[Finding]:
         yield within(f"Anderson-Darling A², d={d}", anderson_darling(u), 0.0, limit, samples=n)
         if d <= 2:
             p = float(stats.kstest(x / math.sqrt(d), "norm").pvalue)
-            yield within(f"normal law refuted, p, d={d}", p, 0.0, ALPHA, samples=n)
+            told = within(f"normal law refuted, p, d={d}", p, 0.0, ALPHA, samples=n)
+            few = n < 10_000  # too few for the test to see it
+            yield replace(told, decision=Decision.UNDECIDED) if few and told.decision is Decision.REFUTED else told
     for d in (2, 8, 64):
         yield from cumulants(d)
 

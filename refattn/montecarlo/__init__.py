@@ -2,7 +2,7 @@
 
 from .decisions import ALPHA, Bounded, Decision, Mean, Variance, Wager, log_mean_exp, whole
 from .moments import Moments, stream
-from .proof import Finding, Run, exact, main, within
+from .proof import Finding, Run, exact, largest, main, within
 
 __all__ = [
     "ALPHA",
@@ -15,6 +15,7 @@ __all__ = [
     "Variance",
     "Wager",
     "exact",
+    "largest",
     "log_mean_exp",
     "main",
     "stream",

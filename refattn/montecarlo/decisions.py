@@ -83,9 +83,17 @@ class Bounded:
 
 @dataclass(frozen=True)
 class Variance:
-    """A stream with a variance of at most `bound`, heavy tails and all."""
+    """A stream with a variance of at most `bound`, heavy tails and all.
+
+    The bound is an assumption, also in a world where the claim fails: a rare large value can hide
+    behind it.  For a stream that is bounded by its nature use `Bounded`, which assumes nothing.
+    """
 
     bound: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bound < math.inf:
+            raise ValueError(f"bound={self.bound} must be > 0 and finite")
 
     def bets(self, m: float, scale: float, up: bool) -> Array:
         sizes = scale / self.bound * 2.0 ** np.arange(-2, 4)
@@ -102,8 +110,8 @@ class Mean:
     """Whether the mean of a stream lies within `margin` of `value`: refuted, holds or undecided.
 
     Refuted when the wealth of bets against `value` itself reaches 1/alpha; holds when bets against
-    both ends of the margin have.  Each is wrong with probability at most alpha (a mean between
-    the two may be told either way, truly).
+    both ends of the margin have.  Each is wrong with probability at most alpha, given what the wager
+    knows of the stream (a mean between the two may be told either way, truly).
 
     >>> test = Mean(0.5, 0.05, Bounded(0, 1))
     >>> while test.decision is Decision.UNDECIDED: test.update(np.array([0.0, 1.0]))
@@ -118,8 +126,10 @@ class Mean:
     moments: Moments = field(default_factory=Moments)
 
     def __post_init__(self) -> None:
-        if not self.margin > 0 or not 0 < self.alpha < 1:
-            raise ValueError(f"margin={self.margin} must be > 0, and alpha={self.alpha} between 0 and 1")
+        if not (math.isfinite(self.value) and 0 < self.margin < math.inf and 0 < self.alpha < 1):
+            raise ValueError(
+                f"value={self.value} must be finite, margin={self.margin} > 0 and finite, alpha={self.alpha} in (0, 1)"
+            )
         low, high = self.value - self.margin, self.value + self.margin
         against = ((self.value, (True, False)), (low, (True,)), (high, (False,)))
         self._bets = [
@@ -130,6 +140,8 @@ class Mean:
 
     def update(self, x: Any) -> None:
         x = np.asarray(x, dtype=np.float64).ravel()
+        if not np.isfinite(x).all():
+            raise ValueError(f"{np.count_nonzero(~np.isfinite(x))} of {x.size} samples are not finite")
         self.moments.update(x)
         for i, (m, bets) in enumerate(self._bets):
             self._wealth[i] += [self.wager.log_growth(x, m, float(bet)) for bet in bets]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 import time
 import traceback
@@ -25,7 +26,7 @@ import numpy as np
 from .decisions import Decision, whole
 from .moments import stream
 
-__all__ = ["Finding", "Run", "exact", "main", "within"]
+__all__ = ["Finding", "Run", "exact", "largest", "main", "within"]
 
 EXIT = {Decision.HOLDS: 0, Decision.REFUTED: 1, Decision.UNDECIDED: 3}
 TRUE = "ours"
@@ -81,9 +82,14 @@ def exact(what: str, got: Any, expected: Any, note: str = "") -> Finding:
     return Finding(what, got, expected, Decision.HOLDS if got == expected else Decision.REFUTED, note=note)
 
 
+def largest(*values: Any) -> float:
+    """The largest of numbers and arrays, 0 at least; NaN if there is one, which max() would lose."""
+    return float(np.max([0.0, *(np.max(v, initial=0.0) for v in values)]))
+
+
 def within(what: str, got: float, lo: float, hi: float, note: str = "", samples: int = 0) -> Finding:
-    """A finding that holds if lo <= got <= hi, so that NaN does not."""
-    decision = Decision.HOLDS if lo <= got <= hi else Decision.REFUTED
+    """A finding that holds if lo <= got <= hi, so that NaN does not; limits that cross decide nothing."""
+    decision = Decision.HOLDS if lo <= got <= hi else Decision.REFUTED if lo <= hi else Decision.UNDECIDED
     return Finding(what, got, f"{lo:.6g} to {hi:.6g}", decision, samples, note)
 
 
@@ -125,19 +131,30 @@ def main(
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             parser.error(f"{path} cannot be written; it must be a file in a folder that exists")
     run = Run(options.quick, options.seed, options.samples, options.world)
-    title = text.split("\n")[0]
-    start = time.perf_counter()
     try:
-        for finding in _shown(prove(run), run, title):
-            run.findings.append(finding)
-            if options.exitfirst and finding.decision is Decision.REFUTED:
-                break
+        return EXIT[_carry_out(prove, run, text.split("\n")[0], options, picture)]
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # of `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return EXIT[whole([f.decision for f in run.findings])]
+    except ModuleNotFoundError as error:
+        parser.error(f"this proof needs {error.name}: python -m pip install -e '.[test]'")
     except Exception:
         traceback.print_exc()  # the status must not be that of a refuted claim
         return CRASHED
+
+
+def _carry_out(
+    prove: Prove, run: Run, title: str, options: argparse.Namespace, picture: Picture | None
+) -> Decision:  # fmt: skip
+    start = time.perf_counter()
+    for finding in _shown(prove(run), run, title):
+        run.findings.append(finding)
+        if options.exitfirst and finding.decision is Decision.REFUTED:
+            break
     seconds = time.perf_counter() - start
     decision = whole([f.decision for f in run.findings])
-    _print(title, run, decision, seconds)
     if options.json is not None:
         options.json.write_text(json.dumps(_as_json(title, run, decision, seconds), indent=1) + "\n")
     if options.plot is not None and picture is not None:
@@ -146,7 +163,8 @@ def main(
         figure = Figure(figsize=(8, 5), layout="constrained")
         picture(figure, run)
         figure.savefig(options.plot, dpi=150)
-    return EXIT[decision]
+    _print(title, run, decision, seconds)
+    return decision
 
 
 def _count(text: str) -> int:
