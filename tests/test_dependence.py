@@ -155,3 +155,28 @@ def test_an_overflow_of_the_contract_is_honest() -> None:
     got = textbook(p)
     assert not np.isfinite(got["dk"]).all()
     assert all(r <= 1 for r in largest(p, got).values())
+
+
+@pytest.mark.parametrize("sink", [0.0, 9.0, 15.0])
+@pytest.mark.parametrize("Lk", [1024, 8192])
+def test_nearly_equal_terms_added_one_after_the_other(Lk: int, sink: float) -> None:
+    """A flat background under one large weight: all its terms round the same way."""
+    rng = np.random.default_rng(3)
+    k = 1e-3 * rng.random((Lk, 1))
+    k[0] = sink
+    v = np.ones((Lk, 1))
+    v[0] = 0
+    p = given(Case("t", "t", Lk=Lk, D=1, Dv=1, scale=1.0), q=1.0, k=k, v=v)
+    assert all(r <= 1 for r in largest(p, textbook(p, sequential=True)).values())
+    s = np.asarray(p.logical["k"])[0, 0, :, 0].astype(F)
+    total = np.cumsum(np.exp(s - s.max()), dtype=F)[-1]
+    assert largest(p, {"out": np.zeros((1, 1, 1, 1)), "lse": np.full((1, 1, 1), s.max() + np.log(total))})["lse"] <= 1
+
+
+def test_a_key_far_below_its_sink_in_float64() -> None:
+    """Its weight is so small that squares of it vanish."""
+    case = Case("t", "t", Lk=1, D=1, Dv=3, dtype="float64", sinks="zero", scale=1.0)
+    p = given(case, q=1.0, k=-620.3, v=np.array([1.1, -2.7, 3.3]))
+    e = truth(p, preset("float64"))["out"]
+    got = np.exp(-620.3 * (1 + 2.0**-53)) * np.asarray(p.logical["v"])[0, 0, 0]
+    assert (e.rigorous_hi > e.rigorous_lo).all() and (ratios(got, e.value, e.lo, e.hi) <= 1).all()

@@ -221,15 +221,21 @@ def test_one_decision_and_refuted_for_good(batches: list[list[float]], value: fl
 
 @pytest.mark.parametrize("values", [[0.5, 1.1], [-0.1], [math.nan, 0.5], [1e9]])
 def test_bounded_refuses_what_is_outside(values: list[float]) -> None:
-    with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"must lie in \[0, 1\]|1 of 2 samples are not finite"):
         Mean(0.5, 0.1, UNIT).update(values)
 
 
-def test_nan_decides_nothing() -> None:
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_sample_that_is_not_finite_is_refused(bad: float) -> None:
     test = Mean(0.0, 0.3, Variance(1))
-    test.update([math.nan])
-    test.update(np.zeros(100_000))
-    assert test.decision is UNDECIDED
+    with pytest.raises(ValueError, match="1 of 2 samples are not finite"):
+        test.update([0.0, bad])
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, math.inf, math.nan])
+def test_variance_refuses(bound: float) -> None:
+    with pytest.raises(ValueError, match="must be > 0 and finite"):
+        Variance(bound)
 
 
 @pytest.mark.parametrize("wager", [UNIT, HEAVY])
@@ -256,7 +262,7 @@ def test_a_bet_is_fair() -> None:
 
 @pytest.mark.parametrize("fields", [{"margin": 0.0}, {"margin": math.nan}, {"alpha": 0.0}, {"alpha": 1.0}])
 def test_mean_refuses(fields: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="must be > 0"):
+    with pytest.raises(ValueError, match="margin=.* > 0 and finite"):
         Mean(**{"value": 0.5, "margin": 0.1, "wager": UNIT, **fields})
 
 

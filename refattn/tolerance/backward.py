@@ -53,8 +53,8 @@ class _Sum:
     coherent: Array
     terms: Array
     squares: Array
-    repeated: Array
-    """terms that may be added in a row with the same rounding"""
+    alike: Array
+    """how many pairs of terms round alike (`Ties.alike`)"""
 
     @classmethod
     def zeros(cls, shape: tuple[int, int]) -> _Sum:
@@ -62,7 +62,7 @@ class _Sum:
 
     def put(self, rows: slice, *parts: Array) -> None:
         arrays = (
-            self.value, self.rigorous, self.variance, self.coherent, self.terms, self.squares, self.repeated,
+            self.value, self.rigorous, self.variance, self.coherent, self.terms, self.squares, self.alike,
         )  # fmt: skip
         for mine, part in zip(arrays, parts, strict=True):
             mine[rows] = part
@@ -72,8 +72,9 @@ class _Sum:
         u, x = c.u, np.abs(self.value)
         grid = (count > 0) * (count + 4) * c.eta * max(1.0, abs(scale))  # subnormal products
         rigorous = self.rigorous + grid + count * u * (self.terms + self.rigorous) + 4 * u * self.terms
-        variance = self.variance + u * u / 3 * count * (x * x / 3 + self.squares / 6)
-        coherent = self.coherent + grid + 4 * u * x + count * u * self.repeated
+        walk = count * (x * x / 3 + self.squares / 6) + self.alike * ((self.terms + x) / 2) ** 2
+        variance = self.variance + u * u / 3 * walk
+        coherent = self.coherent + grid + 4 * u * x
         if blocks > 1:
             n, u_out = blocks - 1, c.u_out
             rigorous = rigorous * (1 + u_out) + n * (u_out * (self.terms + x) / 2 + c.eta_out / 2)
@@ -111,7 +112,7 @@ def _rows_pass(h: Head, r: Rows, g: Keys) -> Bound:
         p = pairs(h, r, g, rows, EVERYTHING)
         ties = Ties(p.t, c.widths(p.far.max(1, keepdims=True, initial=0.0)), p.visible & (p.P > 0))
         delta_errors(p, h, r, rows, ties, c)
-        s = slopes(p, h, r, rows, c)
+        s = slopes(p, h, r, g, rows)
         if h.on_dt is not None:
             h.on_dt(rows, s.dT, s.e_dT)
         value = s.dS @ k
@@ -119,15 +120,13 @@ def _rows_pass(h: Head, r: Rows, g: Keys) -> Bound:
         variance = (s.relative**2 + s.absolute**2) @ k2
         variance += ties.sum_squares(s.relative, k) + ties.sum_squares(s.absolute, k)
         variance += r.v_delta[rows] * PK**2 + r.v_lse[rows] * value**2
-        coherent = (
-            r.b_delta[rows] * np.abs(PK) + (s.low + p.flushed * np.abs(p.dP)) @ kabs + c.u_weights * np.abs(value)
-        )
+        coherent = r.b_delta[rows] * np.abs(PK) + s.low @ kabs + c.u_weights * np.abs(value)
         rigorous = _times(s.e_dS, kabs)
         coherent = np.where(_dependent(p.t, p.P, p.e, c) | np.isinf(rigorous), rigorous, coherent)
         terms = size * (np.abs(s.dS) @ kabs)
         total.put(
             rows, g.scale * value, size * rigorous, size**2 * variance, size * coherent, terms,
-            size**2 * ((s.dS * s.dS) @ k2), terms * ties.repeated(p.P),
+            size**2 * ((s.dS * s.dS) @ k2), ties.alike(p.P, c.u * p.P.sum(1, keepdims=True)),
         )  # fmt: skip
         count[rows] = p.visible.sum(1, keepdims=True)
     return total.finish(count, _blocks(len(k), g.precision.grad_k_block), np.zeros_like(total.value), c, g.scale)
@@ -180,7 +179,7 @@ def _columns(p: Pairs, s: Slopes, r: Rows, c: Units) -> _Columns:
     low = np.where(p.visible & (p.P < c.weights_normal), np.minimum(c.weights_eta / 2, p.P), 0.0) + p.flushed
     relative = np.copysign(np.hypot(s.relative, s.dS * np.sqrt(r.v_lse)), s.dS)
     absolute = np.hypot(s.absolute, p.P * p.slope * np.sqrt(r.v_delta))
-    coherent = s.low + p.flushed * np.abs(p.dP) + p.P * np.abs(p.slope) * r.b_delta
+    coherent = s.low + p.P * np.abs(p.slope) * r.b_delta
     e_P = p.P * p.e + u_p * p.P * (1 + p.e) + low
     sd_P = p.P * np.sqrt(p.v + r.v_lse + u_p * u_p / 3)
     x = np.where(p.visible, p.t - r.lse, 0.0)
@@ -200,14 +199,14 @@ def _keys_pass(heads: list[Head], known: list[Rows], g: Keys) -> tuple[Bound, Bo
         found = []
         for h, r in zip(heads, known, strict=True):
             p = pairs(h, r, g, EVERYTHING, keys)
-            found.append(_columns(p, slopes(p, h, r, EVERYTHING, c), r, c))
+            found.append(_columns(p, slopes(p, h, r, g, EVERYTHING), r, c))
         if g.precision.grad_per_head:
             for h, one in zip(heads, found, strict=True):
                 apart_k[keys] += size * np.abs(one.dS @ h.q)
                 apart_v[keys] += np.abs(one.P @ h.dout)
         x = _Columns(*(np.concatenate(parts, axis=1) for parts in zip(*found, strict=True)))
         ties = Ties(x.x, c.widths(x.far.max(1, keepdims=True, initial=0.0)), x.visible & (x.P > 0))
-        repeated = ties.repeated(x.P)
+        alike = ties.alike(x.P, c.u * x.P.sum(1, keepdims=True))
         dependent = _dependent(x.x, x.P, x.e, c)
 
         value = x.dS @ q
@@ -219,7 +218,7 @@ def _keys_pass(heads: list[Head], known: list[Rows], g: Keys) -> tuple[Bound, Bo
         terms = size * (np.abs(x.dS) @ qabs)
         dk.put(
             keys, g.scale * value, size * rigorous, size**2 * variance, size * coherent, terms,
-            size**2 * ((x.dS * x.dS) @ q2), terms * repeated,
+            size**2 * ((x.dS * x.dS) @ q2), alike,
         )  # fmt: skip
 
         value = x.P @ dout
@@ -227,7 +226,7 @@ def _keys_pass(heads: list[Head], known: list[Rows], g: Keys) -> tuple[Bound, Bo
         rigorous = x.e_P @ dabs
         coherent = np.where(dependent, rigorous, x.low @ dabs + u_p * np.abs(value))
         terms = x.P @ dabs
-        dv.put(keys, value, rigorous, variance, coherent, terms, (x.P * x.P) @ d2, terms * repeated)
+        dv.put(keys, value, rigorous, variance, coherent, terms, (x.P * x.P) @ d2, alike)
         count[keys] = x.visible.sum(1, keepdims=True)
     blocks = _blocks(len(q), g.precision.grad_q_block)
     return dk.finish(count, blocks, apart_k, c, g.scale), dv.finish(count, blocks, apart_v, c)

@@ -18,8 +18,9 @@ error analysis", use the former):
     LAMBDA * sqrt( sum p² v_θ (v-o)² + u_P²/3 sum p² v² + V_acc + V_l  + the ties of both sums )
     + what is coherent: a rounded scale 2u |do/dlog scale|, P's common error u_P |o|, underflow.
 
-Where a row's scores spread over less than four roundings of P, the rigorous P term is used, and
-where they repeat, the rigorous accumulation.  Where the weights may be off by more than COARSE
+Terms that differ by less than a unit of their sum round alike when they are added to it, and count
+as coherent (`Ties.alike`).  Where a row's scores spread over less than four roundings of P, the
+rigorous P term is used.  Where the weights may be off by more than COARSE
 the errors do not add linearly, and the rigorous bound is all there is; so it is where q is scaled
 and rounded beforehand, which is one error for all keys of a row.
 """
@@ -115,7 +116,7 @@ def _tile(
     A0, A1 = a.sum(1, keepdims=True), a @ v
     about = np.maximum(a @ (v * v) - 2 * o * A1 + o * o * A0, 0.0)
     about += 1e-15 * (a @ (v * v) + o * o * A0)  # the cancellation just made
-    theta = np.sqrt(A0 * about)
+    theta = np.sqrt(A0) * np.sqrt(about)  # apart, since the product may underflow
     aV = a @ vabs
 
     rounding_p = u_p * (B + aV) + c.pv_rounds * u * (B + aV)
@@ -134,10 +135,11 @@ def _tile(
     small = np.where(large, 0.0, p)
     smallV = small @ vabs
     half = (B + size) / 2  # no partial sum is larger
-    sum_v = (
-        R * u * (half + aV) + 2 * T * u * (B + aV) + (smallV + np.where(large, 0.0, a) @ vabs) * (1 + visible_count * u)
-    )
-    sum_l = R * u + small.sum(1, keepdims=True) + 2 * T * u
+    many = (visible_count - R) * u  # of the small terms: none costs more than itself, nor than u times the sum
+    smallV = np.minimum((smallV + np.where(large, 0.0, a) @ vabs) * (1 + visible_count * u), many * (half + aV))
+    small_l = np.minimum(small.sum(1, keepdims=True), many)
+    sum_v = R * u * (half + aV) + 2 * T * u * (B + aV) + smallV
+    sum_l = R * u + small_l + 2 * T * u
     rounded_l = u_p if precision.sum_rounded_weights else 0.0
     denominator = 1 - A0 - sum_l - rounded_l
     with np.errstate(divide="ignore", over="ignore"):
@@ -163,7 +165,7 @@ def _tile(
     spread_o = np.maximum(w2 @ (v * v) - 2 * o * (w2 @ v) + o * o * W0, 0.0)
     S2 = (p * p) @ (v * v)
     ties = Ties(np.where(visible, s.t, 0.0), c.widths(far.max(1, keepdims=True, initial=0.0)), visible & (p > 0))
-    repeated = ties.repeated(p)
+    alike = ties.alike(p, np.full((len(p), 1), u))
     W0 = W0 + ties.sum_squares_of(w)
     variance_p = (u_p * u_p + c.pv_rounds * u * u) / 3 * S2
     coherent = np.zeros_like(o)
@@ -178,15 +180,16 @@ def _tile(
         narrow = (p * x * x).sum(1, keepdims=True) - mean_x * mean_x < (4 * u_p) ** 2
         coherent = np.where(narrow, rounding_p, 0.0)
     prefix = _largest_prefix(p, v, o)
-    variance_sum = u * u / 3 * R * np.minimum(prefix**2 / 3 + S2 / 6, half**2)
-    variance_l = u * u / 9 * R * o * o
+    variance_sum = u * u / 3 * (R * np.minimum(prefix**2 / 3 + S2 / 6, half**2) + alike * half**2)
+    sum_of_l = u * u / 3 * (R / 3 + alike)
+    variance_l = sum_of_l * o * o
     if precision.sum_rounded_weights:
         variance_l = variance_l + u_p * u_p / 3 * o * o * ((p * p).sum(1, keepdims=True) + ties.sum_squares_of(p))
     px, pw = p * x, p * s.log_scale
     sum_px, sum_pw = px.sum(1, keepdims=True), pw.sum(1, keepdims=True)
     scale_error = 2 * u * (np.abs(px @ v - o * sum_px) + np.abs(pw @ v - o * sum_pw))
     deviation = np.sqrt(spread_o + variance_p + variance_sum + variance_l)
-    coherent = coherent + underflow + np.where(repeated, sum_v + size * sum_l, smallV)
+    coherent = coherent + underflow + smallV + size * small_l
     sharp = LAMBDA * deviation + scale_error + coherent + (u_p + 6 * u) * size
     sharp = np.fmin(sharp, rigorous)  # squares may overflow in float64: then the rigorous one
     coarse = (A0 > COARSE) | (c.u_scaled_q > 0)
@@ -197,9 +200,11 @@ def _tile(
     final = u * (np.abs(m) + np.abs(np.where(dead, 0.0, lse)) + 2 * log_l + 4)
     lse_rigorous = final - np.log1p(-np.minimum(A0 + sum_l + rounded_l, 0.999))
     lse_rigorous = np.where(A0 + sum_l + rounded_l < 0.99, lse_rigorous, LARGEST)
-    drift = 2 * u * (np.abs(sum_px) + np.abs(sum_pw)) + c.walk * eps + rounded_l
-    drift = drift + np.where(repeated, sum_l, small.sum(1, keepdims=True))
-    lse_variance = W0 + u * u / 9 * R
+    # and lse moves by no more than the largest error of a score
+    furthest = np.where(visible, s.error + e_x, 0.0).max(1, keepdims=True, initial=0.0) + (T + 1) * eps + T * u
+    lse_rigorous = np.fmin(lse_rigorous, furthest + final - np.log1p(-np.minimum(sum_l + rounded_l, 0.999)))
+    drift = 2 * u * (np.abs(sum_px) + np.abs(sum_pw)) + c.walk * eps + rounded_l + small_l
+    lse_variance = W0 + sum_of_l
     lse_sharp = np.fmin(LAMBDA * np.sqrt(lse_variance) + final + drift, lse_rigorous)
     lse_sharp = np.where(coarse, lse_rigorous, lse_sharp)
     lse_variance = np.where(coarse, lse_rigorous**2, lse_variance) + (final + drift) ** 2 / 3

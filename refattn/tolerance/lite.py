@@ -96,7 +96,8 @@ def _rows(
     o, B, S2 = p @ v, p @ vabs, (p * p) @ v2
     size = np.abs(o)
     half = (B + size) / 2
-    small_v = small @ vabs
+    few = (visible.sum(1, keepdims=True) - R) * u
+    small_v, rest = np.minimum(small @ vabs, few * half), np.minimum(rest, few)
     underflow = low @ vabs + (visible.sum(1, keepdims=True) + 4) * c.eta
     rounding_p = (u_p + c.pv_rounds * u) * B * (1 + e)
     sum_v, sum_l = (R * u * half + 2 * T * u * B) * (1 + e) + small_v, R * u + rest + 2 * T * u

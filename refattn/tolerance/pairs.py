@@ -103,6 +103,7 @@ class Slopes(NamedTuple):
     dS: Array
     e_dS: Array
     low: Array
+    """the part of it that is underflow"""
     relative: Array
     """standard deviation of what is proportional to dS, with its sign"""
     absolute: Array
@@ -154,7 +155,8 @@ def pairs(h: Head, r: Rows, g: Keys, rows: slice, keys: slice) -> Pairs:
     )  # fmt: skip
 
 
-def slopes(p: Pairs, h: Head, r: Rows, rows: slice, c: Units) -> Slopes:
+def slopes(p: Pairs, h: Head, r: Rows, g: Keys, rows: slice) -> Slopes:
+    c = g.c
     u, u_p = c.u, c.u_weights
     delta, dlse = r.delta[rows], h.dlse[rows]
     core = np.where(p.visible, p.dP - delta + dlse, 0.0)
@@ -172,7 +174,11 @@ def slopes(p: Pairs, h: Head, r: Rows, rows: slice, c: Units) -> Slopes:
     underflow = max(c.weights_eta / 2, c.smallest_normal, c.scores_eta)
     near_zero = p.visible & (size < 8 * max(c.weights_normal, c.smallest_normal))
     low = np.where(near_zero, np.minimum(underflow, size + e_dS), 0.0)
+    if c.u_scores:  # dS times scale is stored as well
+        e_dS = e_dS + c.u_scores * size
+        low = low + np.where(p.visible, np.minimum(c.scores_eta / max(abs(g.scale), 1e-300), size + e_dS), 0.0)
     e_rounded = e_dS + u_p * (size + e_dS) + low
+    low = low + p.flushed * np.abs(core * p.slope)
     # beyond the range of the weights' dtype an honest kernel overflows
     e_rounded = np.where((1 + u_p) * (size + e_dS) > c.weights_max, np.inf, e_rounded)
     rounding = (u_p * u_p + 3 * u * u + 2 * c.u_scores**2) / 3

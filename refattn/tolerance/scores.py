@@ -5,7 +5,7 @@ With x = q·k, A = |q|·|k| and D terms (`rounding` has the sum's bound),
     |dx| <= (D u (A + |x|)/2)(1 + D u) + [u A where products of inputs are inexact]
     s = scale x:     e = |scale| |dx| + 2 u |s| + [2 u_q |scale| A for q, k scaled beforehand]
                      + [2 u_s |s| for scores stored low, before and after scaling]
-    softcap c:       |tanh' | <= sech²((|s| - e)+ / c), so e <- sech² e + (eps_tanh + 3 u) |t|
+    softcap c (stored low too):  |tanh' | <= sech²((|s| - e)+ / c), so e <- sech² e + (eps_tanh + 3 u) |t|
     bias:            e <- e + u (|t| + 2 |bias|) [+ u_s |t|]
 
 The variance is the same with independent, centred roundings, uniform on +-h, hence h²/3 each; the
@@ -77,8 +77,8 @@ def scores(
         steepest = 1 / np.cosh(np.minimum(np.maximum(magnitude - e, 0) / softcap, 300)) ** 2
         slope_error = 2 * np.abs(tanh) * (steepest * e / softcap + c.tanh) + 4 * u
         slope_deviation = np.sqrt(4 * tanh**2 * (slope**2 * v / softcap**2 + c.tanh**2 / 3) + u * u)
-        e = steepest * e + (c.tanh + 3 * u) * np.abs(t)
-        v = slope**2 * v + (c.tanh**2 + u * u) / 3 * t * t
+        e = steepest * (e + c.u_scores * magnitude) + (c.tanh + 3 * u + c.u_scores) * np.abs(t) + c.scores_eta
+        v = slope**2 * (v + c.u_scores**2 / 3 * s * s) + (c.tanh**2 + u * u + c.u_scores**2) / 3 * t * t
     log_scale = s * slope
     if bias is not None:
         b = np.where(visible, bias, 0.0)

@@ -46,18 +46,24 @@ class Ties:
         same[:, 1:] = np.isfinite(bins[:, 1:]) & (bins[:, 1:] == bins[:, :-1])
         return same
 
-    def repeated(self, p: Array) -> Array:
-        """Rows (rows, 1) whose mass shares its narrowest bin with three others on average.
+    def alike(self, p: Array, unit: Array) -> Array:
+        """sum over bins of n² - n, (rows, 1), of the n terms of p (rows, keys) within half a `unit` (rows, 1).
 
-        Adding the same number over and over rounds the same way each time: there the errors of an
-        accumulation are not independent.
+        `unit` is the unit roundoff times the sum.  Terms that differ by less round the same way when
+        they are added to it, one after the other, so that their errors add coherently.  p grows with
+        the key, so that the order is known; terms below a unit cost no more than themselves.
         """
         if not p.size:
-            return np.zeros((self.shape[0], 1), dtype=bool)
-        bin_of = np.cumsum(~self.levels[0].with_previous).reshape(self.shape)
-        others = np.bincount(bin_of.ravel())[bin_of]
-        mass = np.take_along_axis(p, self.order, 1)
-        return np.asarray((mass * others).sum(1, keepdims=True) >= 4 * mass.sum(1, keepdims=True))
+            return np.zeros((self.shape[0], 1))
+        terms = np.take_along_axis(p, self.order, 1)
+        large = terms > unit
+        with np.errstate(divide="ignore", invalid="ignore"):
+            bins = np.floor(terms / (unit / 2))
+        new = np.ones(self.shape, dtype=bool)
+        new[:, 1:] = (bins[:, 1:] != bins[:, :-1]) | ~large[:, 1:]
+        bin_of = (np.cumsum(new) - 1).reshape(self.shape)
+        members = np.bincount(bin_of.ravel())[bin_of]
+        return np.asarray(np.where(large, members - 1.0, 0.0).sum(1, keepdims=True))
 
     def sum_squares(self, w: Array, c: Array, center: Array | None = None) -> Array:
         """sum over bins of (sum_j w_j (c_j - center))²; w (rows, n), c (n, d), center (rows, d)."""
