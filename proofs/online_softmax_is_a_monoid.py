@@ -58,6 +58,7 @@ T = TypeVar("T")
 
 WORLDS = {
     "forgets": "merge does not rescale o when the maximum grows",
+    "one_sided": "merge rescales the o of its second argument alone",
     "unguarded": "merge without a guard: exp(-inf - -inf) where both sides are empty",
 }
 STATISTICS = 8  # Means; more than there are
@@ -79,6 +80,8 @@ def merge(run: Run, a: State, b: State, exp: Exp = online.shifted_exp) -> State:
         x, y = exp(a.m, m), exp(b.m, m)
         return State(m, a.l * x + b.l * y, a.o * x[..., None] + b.o * y[..., None])
     merged = online.merge(a, b, exp)
+    if run.world == "one_sided":
+        return merged._replace(o=a.o + b.o * exp(b.m, merged.m)[..., None])
     return merged._replace(o=a.o + b.o) if run.world == "forgets" else merged
 
 
@@ -89,7 +92,9 @@ def join(run: Run, a: Rational, b: Rational) -> Rational:
         return b if m1 is None else a
     m = max(m1, m2)
     x, y = Fraction(2) ** (m1 - m), Fraction(2) ** (m2 - m)
-    return m, l1 * x + l2 * y, o1 + o2 if run.world == "forgets" else o1 * x + o2 * y
+    if run.world in ("forgets", "one_sided"):
+        return m, l1 * x + l2 * y, o1 + (o2 if run.world == "forgets" else o2 * y)
+    return m, l1 * x + l2 * y, o1 * x + o2 * y
 
 
 def definition(keys: Sequence[Rational]) -> Rational:
