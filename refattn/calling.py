@@ -102,16 +102,18 @@ def call(implementation: Implementation, problem: Problem) -> Answer:
     given = problem.fresh()
     untouched = problem.fresh()
     torch = implementation.arrays == "torch"
-    handed = {name: exchange.to_torch(x) if torch else x for name, x in given.items()}
+
+    def hand(arrays: Mapping[str, Array]) -> dict[str, Any]:
+        return {name: exchange.to_torch(x) if torch else x for name, x in arrays.items()}
+
+    handed = hand(given)
     begin = time.perf_counter()
     try:
         returned = implementation(problem.case, handed)
         seconds = time.perf_counter() - begin
         outputs, findings = _as_arrays(returned)
         if problem.case.chapter == "basics" and implementation.conventions.deterministic:
-            fresh = problem.fresh()
-            handed = {name: exchange.to_torch(x) if torch else x for name, x in fresh.items()}
-            again, _ = _as_arrays(implementation(problem.case, handed))
+            again, _ = _as_arrays(implementation(problem.case, hand(problem.fresh())))
             findings += [
                 f"{name} has other bits in a second call; declare Conventions(deterministic=False)"
                 for name, x in outputs.items()

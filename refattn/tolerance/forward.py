@@ -82,18 +82,20 @@ def forward(
     sizes = {f.name: (Lq, Dv if f.name in wide else 1) for f in fields(Forward)}
     bound = Forward(**{name: np.zeros(size) for name, size in sizes.items()})
     same_q, same_k = repetitive(q), repetitive(k).T
+    with np.errstate(over="ignore"):
+        vabs, v2 = np.abs(v), v * v
     for rows in row_tiles(Lq, Lk):
         tile = visible(rows, EVERYTHING), bias(rows, EVERYTHING)
         with np.errstate(over="ignore", invalid="ignore"):
-            part = _tile(q[rows], k, v, same_q[rows] & same_k, *tile, scale, softcap, sink, precision, c)
+            part = _tile(q[rows], k, v, vabs, v2, same_q[rows] & same_k, *tile, scale, softcap, sink, precision, c)
         for name in sizes:
             getattr(bound, name)[rows] = getattr(part, name)
     return bound
 
 
 def _tile(
-    q: Array, k: Array, v: Array, repeats: Array, visible: Array, bias: Array | None, scale: float,
-    softcap: float | None, sink: float | None, precision: Precision, c: Units,
+    q: Array, k: Array, v: Array, vabs: Array, v2: Array, repeats: Array, visible: Array, bias: Array | None,
+    scale: float, softcap: float | None, sink: float | None, precision: Precision, c: Units,
 ) -> Forward:  # fmt: skip
     u, u_p, eps, T = c.u, c.u_weights, c.eps, c.rescalings
     s = scores(q, k, repeats, visible, bias, scale, softcap, precision, c)
@@ -105,7 +107,6 @@ def _tile(
     total = weight.sum(1, keepdims=True) + (0.0 if sink is None else np.exp(sink - m))
     inverse = 1 / np.where(total > 0, total, 1.0)
     p = weight * inverse
-    vabs = np.abs(v)
     o, B = p @ v, p @ vabs
     size = np.abs(o)
 
@@ -114,8 +115,9 @@ def _tile(
     e = np.expm1(np.minimum(s.error + e_x + (T + 1) * eps + T * u, LARGEST))
     a = p * e
     A0, A1 = a.sum(1, keepdims=True), a @ v
-    about = np.maximum(a @ (v * v) - 2 * o * A1 + o * o * A0, 0.0)
-    about += 1e-15 * (a @ (v * v) + o * o * A0)  # the cancellation just made
+    A2 = a @ v2
+    about = np.maximum(A2 - 2 * o * A1 + o * o * A0, 0.0)
+    about += 1e-15 * (A2 + o * o * A0)  # the cancellation just made
     theta = np.sqrt(A0) * np.sqrt(about)  # apart, since the product may underflow
     aV = a @ vabs
 
@@ -162,8 +164,8 @@ def _tile(
     w = p * sd
     w2 = w * w
     W0 = w2.sum(1, keepdims=True)
-    spread_o = np.maximum(w2 @ (v * v) - 2 * o * (w2 @ v) + o * o * W0, 0.0)
-    S2 = (p * p) @ (v * v)
+    spread_o = np.maximum(w2 @ v2 - 2 * o * (w2 @ v) + o * o * W0, 0.0)
+    S2 = (p * p) @ v2
     ties = Ties(np.where(visible, s.t, 0.0), c.widths(far.max(1, keepdims=True, initial=0.0)), visible & (p > 0))
     alike = ties.alike(p, np.full((len(p), 1), u))
     W0 = W0 + ties.sum_squares_of(w)

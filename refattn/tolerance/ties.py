@@ -35,16 +35,8 @@ class Ties:
         key = np.where(active, key, np.inf)
         self.shape = key.shape
         self.order = np.argsort(key, axis=1)
-        self.sorted = np.take_along_axis(key, self.order, 1)
-        self.levels = [_Bins(self._with_previous(width), self.order) for width in widths]
-
-    def _with_previous(self, width: Array) -> Array:
-        """Whether an entry, in order, is in the same bin as the one before."""
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            bins = np.floor(self.sorted / np.maximum(width, 1e-300))
-        same = np.zeros(self.shape, dtype=bool)
-        same[:, 1:] = np.isfinite(bins[:, 1:]) & (bins[:, 1:] == bins[:, :-1])
-        return same
+        ascending = np.take_along_axis(key, self.order, 1)
+        self.levels = [_Bins(_with_previous(ascending, width), self.order) for width in widths]
 
     def alike(self, p: Array, unit: Array) -> Array:
         """sum over bins of n² - n, (rows, 1), of the n terms of p (rows, keys) within half a `unit` (rows, 1).
@@ -82,11 +74,19 @@ class Ties:
         return total[:, None]
 
 
+def _with_previous(ascending: Array, width: Array) -> Array:
+    """Whether an entry is in the same bin as the one before."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        bins = np.floor(ascending / np.maximum(width, 1e-300))
+    same = np.zeros(ascending.shape, dtype=bool)
+    same[:, 1:] = np.isfinite(bins[:, 1:]) & (bins[:, 1:] == bins[:, :-1])
+    return same
+
+
 class _Bins:
     """The bins of one width that hold two entries or more, all rows' in one list."""
 
     def __init__(self, with_previous: Array, order: Array) -> None:
-        self.with_previous = with_previous
         shared = with_previous.copy()
         shared[:, :-1] |= with_previous[:, 1:]
         self.rows, position = np.nonzero(shared)
