@@ -1,0 +1,174 @@
+"""Attention and its gradients by definition: dense, in float64, NumPy only.
+
+    s = scale * q kᵀ                           (B, H, Lq, Lk)
+    t = softcap * tanh(s / softcap) + bias     and -inf where a key is hidden
+    lse = log(sum_j exp(t_j) [+ exp(sink)])    (B, H, Lq)
+    p = exp(t - lse),   out = p v              (B, H, Lq, Dv)
+
+This is the page to read in order to know what is true; it knows no mask by name, no tiles and no
+low precision.  Shapes are q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv); query head h
+reads key head h // (H // Hkv).  A row that sees no key and has no sink gives out 0, lse -inf and
+gradients 0.  What a row does not see never reaches it, NaN and infinity included.
+
+Sources: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1, equation 1, and section
+3.2.2; the backward by differentiating the lines above (Dao et al. 2022, "FlashAttention",
+appendix B.2, has the plain case).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .arguments import Inputs, shaped
+
+__all__ = [
+    "Attention",
+    "Gradients",
+    "attention",
+    "attention_grad",
+]
+
+Array = np.ndarray[Any, Any]
+
+
+class Attention(NamedTuple):
+    """out (B, H, Lq, Dv) and lse (B, H, Lq), the natural logarithm, sinks included; float64."""
+
+    out: Array
+    lse: Array
+
+
+class Gradients(NamedTuple):
+    """Gradients of sum(out * dout) + sum(lse * dlse), each in the shape of what it belongs to."""
+
+    dq: Array
+    dk: Array
+    dv: Array
+    dbias: Array | None
+    dsinks: Array | None
+
+
+def attention(
+    q: Any, k: Any, v: Any, *,
+    mask: Any = None, bias: Any = None, scale: float | None = None, softcap: float | None = None, sinks: Any = None,
+) -> Attention:  # fmt: skip
+    """softmax(scale * q kᵀ [softcap] [+ bias], over the visible keys [and the sink]) v.
+
+    mask: boolean array that broadcasts to (B, H, Lq, Lk), True = may attend, or an object with
+    `dense(B, H, Lq, Lk)` such as those of `refattn.masks`.  bias: floating array that broadcasts to
+    (B, H, Lq, Lk); -inf hides like a mask.  scale: None means D**-0.5.  softcap > 0, or None.
+    sinks: (H,) logits that join the denominator only.
+
+    q·k beyond the range of float64 is not finite, and neither is what sees it.
+
+    Refused by name: dtypes other than those of `refattn.dtypes`, shapes that do not fit, a boolean
+    bias, a mask that is not boolean, softcap <= 0, a scale that is not finite.
+
+    >>> q = np.eye(2).reshape(1, 1, 2, 2)
+    >>> attention(q, q, q, scale=np.log(3.0)).out[0, 0]
+    array([[0.75, 0.25],
+           [0.25, 0.75]])
+    """
+    x = Inputs(q, k, v, mask, bias, scale, softcap, sinks)
+    p, lse, _, _ = _weights(x)
+    return Attention(_select_matmul(p, x.v, x.visible), lse)
+
+
+def attention_grad(
+    q: Any, k: Any, v: Any, dout: Any, dlse: Any = None, *,
+    mask: Any = None, bias: Any = None, scale: float | None = None, softcap: float | None = None, sinks: Any = None,
+) -> Gradients:  # fmt: skip
+    """Gradients of `attention`, by hand-derived formulas.
+
+    dout (B, H, Lq, Dv) and dlse (B, H, Lq) are the gradients that arrive at out and lse.  With
+    delta_i = out_i · dout_i,
+
+        dv = pᵀ dout,   dp = dout vᵀ,   dt = p (dp - delta + dlse),   ds = dt / cosh²(s / softcap),
+        dq = scale ds k,   dk = scale dsᵀ q,   dbias = dt summed over what bias broadcast over,
+        dsinks_h = sum_{b,i} exp(sink_h - lse) (dlse - delta).
+
+    (The slope of softcap tanh(s/softcap) is 1 - tanh² = 1 / cosh²; the latter does not cancel.)
+
+    dlse of a row that sees nothing is ignored.
+
+    >>> x = np.ones((1, 1, 1, 1))
+    >>> attention_grad(x, x, x, dout=x).dv.item()
+    1.0
+    """
+    x = Inputs(q, k, v, mask, bias, scale, softcap, sinks)
+    p, lse, share, slope = _weights(x)
+    out = _select_matmul(p, x.v, x.visible)
+    dout = shaped(dout, "dout", out.shape)
+    dlse = np.zeros_like(lse) if dlse is None else shaped(dlse, "dlse", lse.shape)
+
+    some = x.visible.any(-1, keepdims=True)  # a row that sees a sink alone depends on no key
+    with np.errstate(invalid="ignore", over="ignore"):
+        delta = np.where(some, (out * np.where(some, dout, 0.0)).sum(-1, keepdims=True), 0.0)
+        incoming = dlse[..., None] - delta
+        dp = dout @ x.v.swapaxes(-1, -2)
+        dt = np.where(x.visible, p * (dp + incoming), 0.0)
+        ds = dt if slope is None else np.where(x.visible, dt * slope, 0.0)
+    dq = x.scale * _select_matmul(ds, x.k, x.visible)
+    dk = x.scale * _select_matmul(ds.swapaxes(-1, -2), x.q, x.visible.swapaxes(-1, -2))
+    dv = _select_matmul(p.swapaxes(-1, -2), dout, x.visible.swapaxes(-1, -2))
+
+    dbias = None if x.bias_shape is None else _sum_to_shape(dt, x.bias_shape)
+    dsinks = None
+    if share is not None:
+        with np.errstate(invalid="ignore"):
+            dsinks = np.where(lse[..., None] == -np.inf, 0.0, share * incoming).sum((0, 2, 3))
+    return Gradients(dq, x.sum_over_group(dk), x.sum_over_group(dv), dbias, dsinks)
+
+
+def _weights(x: Inputs) -> tuple[Array, Array, Array | None, Array | None]:
+    """p, lse, the share of the sink (B, H, Lq, 1) and the slope of the softcap (None without one)."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        s = x.scale * (x.q @ x.k.swapaxes(-1, -2))
+        slope = None
+        if x.softcap is not None:
+            slope = np.cosh(s / x.softcap) ** -2.0
+            s = x.softcap * np.tanh(s / x.softcap)
+        if x.bias is not None:
+            s = s + x.bias
+        t = np.where(x.visible, s, -np.inf)
+        m = t.max(-1, initial=-np.inf, keepdims=True)
+        if x.sinks is not None:
+            m = np.maximum(m, x.sinks[:, None, None])
+        m = np.where(np.isneginf(m) & ~x.visible.any(-1, keepdims=True), 0.0, m)
+        p = np.where(x.visible, np.exp(t - m), 0.0)
+        total = p.sum(-1, keepdims=True)
+        share = None
+        if x.sinks is not None:
+            share = np.exp(x.sinks[:, None, None] - m)  # not from lse, which rounds the difference away
+            total = total + share
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lse = (m + np.log(total))[..., 0]
+        total = np.where(total == 0, 1.0, total)
+        p = np.where(x.visible, p / total, 0.0)
+        return p, lse, None if share is None else share / total, slope
+
+
+def _select_matmul(w: Array, x: Array, visible: Array) -> Array:
+    """w @ x, where the x of a pair that is not visible takes no part: there 0 * NaN is 0.
+
+    w (..., M, N), 0 where not visible; x (..., N, D).
+    """
+    finite = np.isfinite(x)
+    with np.errstate(invalid="ignore", over="ignore"):
+        y = w @ np.where(finite, x, 0.0)
+    if finite.all():
+        return y
+    for n in np.flatnonzero(~finite.all(axis=(*range(x.ndim - 2), -1))):
+        with np.errstate(invalid="ignore"):
+            part = w[..., :, n, None] * np.where(finite[..., n, None, :], 0.0, x[..., n, None, :])
+            y = y + np.where(visible[..., :, n, None] & ~finite[..., n, None, :], part, 0.0)
+    return y
+
+
+def _sum_to_shape(x: Array, shape: tuple[int, ...]) -> Array:
+    """Sum over the dimensions that an array of `shape` was broadcast over."""
+    x = x.sum(axis=tuple(range(x.ndim - len(shape))))
+    stretched = tuple(axis for axis, n in enumerate(shape) if n == 1)
+    return np.asarray(x.sum(axis=stretched, keepdims=True))
