@@ -3,8 +3,10 @@
 from .oracle import (
     Attention,
     Gradients,
+    Scores,
     attention,
     attention_grad,
+    attention_scores,
     multi_head_attention,
     scaled_dot_product_attention,
 )
@@ -12,8 +14,10 @@ from .oracle import (
 __all__ = [
     "Attention",
     "Gradients",
+    "Scores",
     "attention",
     "attention_grad",
+    "attention_scores",
     "multi_head_attention",
     "scaled_dot_product_attention",
 ]

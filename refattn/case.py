@@ -16,11 +16,23 @@ from typing import Any
 
 from .dtypes import format_of
 from .masks import Mask, Visibility, mask_from_json
+from .quantise import Quant
+from .rotary import Rotary
+from .score_mods import SCORE_MODS
+from .storage import Cache, Dense, Packed, Paged, Shared, Storage, Strided, storage_from_json, storage_to_json
 
-__all__ = ["GRADIENTS", "OUTPUTS", "BiasSpec", "Case", "Dense"]
+__all__ = [
+    "CACHES", "GRADIENTS", "MATRICES", "NAMES", "OUTPUTS",
+    "BiasSpec", "Cache", "Case", "Dense", "Packed", "Paged", "Shared", "Strided",
+]  # fmt: skip
 
 OUTPUTS = ("out", "lse")
-GRADIENTS = ("dq", "dk", "dv", "dbias", "dsinks")
+MATRICES = ("scores", "capped", "biased", "weights")
+"""(B, H, Lq, Lk), as `refattn.oracle.Scores` has them"""
+CACHES = ("k_cache", "v_cache")
+"""the cache after the new tokens were appended"""
+GRADIENTS = ("dq", "dk", "dv", "dbias", "dsinks", "dscale", "dsoftcap")
+NAMES = OUTPUTS + MATRICES + CACHES + GRADIENTS
 
 
 @dataclass(frozen=True)
@@ -38,17 +50,6 @@ class BiasSpec:
         if not self.dims or not set(self.dims) <= set("BHQK"):
             raise ValueError(f"dims={self.dims!r} must hold some of the letters B, H, Q, K")
         object.__setattr__(self, "dtype", format_of(self.dtype, "bias dtype").name)
-
-
-@dataclass(frozen=True)
-class Dense:
-    """Plain arrays of shape (B, heads, L, D); `layout` is the order they have in memory."""
-
-    layout: str = "BHLD"
-
-    def __post_init__(self) -> None:
-        if sorted(self.layout) != sorted("BHLD"):
-            raise ValueError(f"layout={self.layout!r} must be a permutation of 'BHLD'")
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,11 @@ class Case:
     softcap: float | None = None
     bias: BiasSpec | None = None
     sinks: str | None = None
-    storage: Dense = Dense()
+    score_mod: str | None = None
+    dropout: float | None = None
+    rotary: Rotary | None = None
+    quant: Quant | None = None
+    storage: Storage = Dense()
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_.+-]+", self.id):
@@ -106,20 +111,66 @@ class Case:
             if value is not None:
                 object.__setattr__(self, name, tuple(map(operator.index, value)))
         object.__setattr__(self, "want", frozenset(self.want))
-        unknown = self.want - set(OUTPUTS + GRADIENTS)
+        unknown = self.want - set(NAMES)
         if unknown or not self.want:
-            raise ValueError(f"want={sorted(self.want)} must hold some of {', '.join(OUTPUTS + GRADIENTS)}")
+            raise ValueError(f"want={sorted(self.want)} must hold some of {', '.join(NAMES)}")
         if self.backward and f.bits <= 4:
             raise ValueError(f"dtype={self.dtype}: float8 gradients have no derived bound")
-        for name, needed in (("dbias", self.bias), ("dsinks", self.sinks)):
+        for name, needed in (("dbias", self.bias), ("dsinks", self.sinks), ("dsoftcap", self.softcap)):
             if name in self.want and needed is None:
                 raise ValueError(f"want={sorted(self.want)} asks for {name} of a case without {name[1:]}")
         if self.scale is not None and not math.isfinite(self.scale):
             raise ValueError(f"scale={self.scale} must be finite; pass None for D**-0.5")
         if self.softcap is not None and not (self.softcap > 0 and math.isfinite(self.softcap)):
             raise ValueError(f"softcap={self.softcap} must be > 0 and finite; pass None for no softcap")
+        if self.score_mod is not None and self.score_mod not in SCORE_MODS:
+            raise ValueError(f"score_mod={self.score_mod!r} is not one of {', '.join(SCORE_MODS)}")
+        if self.dropout is not None and not 0 <= self.dropout <= 1:
+            raise ValueError(f"dropout={self.dropout} must be from 0 to 1; pass None for no dropout")
+        self._check_transforms()
+        self._check_storage()
         last = slice(-1, None)
         self.visibility.tile(last, last)  # refuses a mask or lengths that do not fit
+
+    def _check_transforms(self) -> None:
+        """Rotary and quantisation fit the sizes and what is wanted."""
+        if self.rotary is not None:
+            if self.rotary.dim > self.D:
+                raise ValueError(f"rotary.dim={self.rotary.dim} must be <= D={self.D}")
+            if format_of(self.dtype).bits <= 4:
+                raise ValueError(f"dtype={self.dtype}: float8 is not rotated; use quant for a float8 cache")
+            lens = zip(self.q_lens or (self.Lq,) * self.B, self.k_lens or (self.Lk,) * self.B, strict=True)
+            if any(lq > lk for lq, lk in lens):
+                raise ValueError(f"rotary={self.rotary} needs a key for each query: its position is i + lk - lq")
+        if self.quant is None:
+            return
+        if self.backward:
+            raise ValueError(f"quant={self.quant} with {sorted(self.want)}: quantised inputs have no gradients")
+        if format_of(self.dtype).bits <= 4:
+            raise ValueError(f"dtype={self.dtype} with quant must be that of the queries: float32, float16 or bfloat16")
+        if self.quant.kind in ("q8_0", "q4_0") and (self.D % 32 or self.Dv % 32):
+            raise ValueError(f"D={self.D}, Dv={self.Dv} must be multiples of 32, the block of {self.quant.kind}")
+        if self.rotary is not None:
+            raise ValueError(f"quant={self.quant} with rotary={self.rotary}: a cache is rotated before it is quantised")
+        if not isinstance(self.storage, (Dense, Strided)) and self.quant.granularity == "block":
+            raise ValueError(f"storage={self.storage} has no scales by block; use granularity='head' or 'tensor'")
+
+    def _check_storage(self) -> None:
+        if isinstance(self.storage, (Paged, Cache, Shared)) and self.backward:
+            raise ValueError(f"storage={self.storage} with {sorted(self.want)}: no gradients are taken through it")
+        if isinstance(self.storage, Shared) and (self.Dv > self.D or self.quant is not None):
+            raise ValueError(f"storage=Shared() needs Dv={self.Dv} <= D={self.D} and no quant")
+        if isinstance(self.storage, Cache):
+            lens = (self.Lk,) * self.B if self.k_lens is None else self.k_lens
+            if self.q_lens is not None or self.quant is not None or any(n < self.Lq for n in lens):
+                raise ValueError(
+                    f"storage={self.storage} needs all Lq={self.Lq} queries among the keys k_lens={lens}, and neither "
+                    f"q_lens nor quant"
+                )
+        elif not self.want.isdisjoint(CACHES):
+            raise ValueError(f"want={sorted(self.want)} asks for a cache of storage={self.storage}; use Cache()")
+        if not self.want.isdisjoint(MATRICES) and isinstance(self.storage, Packed):
+            raise ValueError(f"want={sorted(self.want)}: scores of Packed sequences have no shape of their own")
 
     @property
     def backward(self) -> bool:
@@ -152,7 +203,13 @@ class Case:
             "q_lens": self.q_lens is not None,
             "k_lens": self.k_lens is not None,
             "backward": self.backward,
-            "strided": self.storage != Dense(),
+            "matrices": not self.want.isdisjoint(MATRICES),
+            "strided": isinstance(self.storage, Dense) and self.storage != Dense(),
+            type(self.storage).__name__.lower(): not isinstance(self.storage, Dense),
+            f"score_mod={self.score_mod}": self.score_mod is not None,
+            "dropout": self.dropout is not None,
+            "rotary": self.rotary is not None,
+            f"quant={self.quant and self.quant.kind}": self.quant is not None,
         }.items():
             if on:
                 words.add(word)
@@ -167,6 +224,8 @@ class Case:
                 continue
             if isinstance(value, Mask):
                 value = value.to_json()
+            elif f.name == "storage":
+                value = storage_to_json(value)
             elif dataclasses.is_dataclass(value) and not isinstance(value, type):
                 value = dataclasses.asdict(value)
             elif isinstance(value, frozenset):
@@ -184,6 +243,9 @@ class Case:
         made["mask"] = mask_from_json(data.get("mask"))
         if data.get("bias") is not None:
             made["bias"] = BiasSpec(**data["bias"])
+        for name, kind in (("rotary", Rotary), ("quant", Quant)):
+            if data.get(name) is not None:
+                made[name] = kind(**data[name])
         if "storage" in data:
-            made["storage"] = Dense(**data["storage"])
+            made["storage"] = storage_from_json(data["storage"])
         return cls(**made)

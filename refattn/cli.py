@@ -1,6 +1,6 @@
 """The command `refattn`: check, list, show, fuzz, prove.
 
-Exit codes of check: 0 if no case failed and every case of the basics chapter passed, 1 if not, 2
+Exit codes of check: 0 if no case (or law) failed and every case of the basics chapter passed, 1 if not, 2
 for a mistake in how it was called, 130 if it was interrupted.  Of prove: 0 if all claims hold, 1 if
 one is refuted or its proof failed, 3 if one is undecided.
 """
@@ -86,6 +86,11 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(command=_check)
     check.add_argument("--case-json", metavar="JSON", help="a case as JSON, or a file of one case or of a list")
     check.add_argument(
+        "--laws", action="store_true",
+        help="in place of the cases the laws, which relate answers to each other (with --case-json: on those cases)",
+    )  # fmt: skip
+    check.add_argument("--law", action="append", default=[], metavar="L", help="a law or glob; may be repeated")
+    check.add_argument(
         "--expected-failures", type=Path, metavar="FILE",
         help="lines `ID-or-glob  # reason`; one that passes is an error",
     )  # fmt: skip
@@ -96,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 
     lists = commands.add_parser("list", parents=[selection], help="one line for each case")
     lists.set_defaults(command=_list)
+    lists.add_argument("--laws", action="store_true", help="in place of the cases the laws")
 
     show = commands.add_parser("show", help="all about one case, with the picture of its mask")
     show.add_argument("case", metavar="CASE")
@@ -144,6 +150,22 @@ def _selected(arguments: argparse.Namespace) -> tuple[Case, ...]:
         raise _Usage(str(error)) from None
 
 
+def _selected_laws(arguments: argparse.Namespace) -> tuple[Case, ...]:
+    """The rows of the laws; refused if none is left."""
+    from .laws import BASES, rows, select
+
+    if arguments.case or arguments.chapter:
+        raise _Usage("--laws and --case, --chapter exclude each other; --law and --dtype select among the laws")
+    bases = _cases_of(arguments.case_json) if arguments.case_json else BASES
+    try:
+        found = rows(select(arguments.law), [c for c in bases if not arguments.dtype or c.dtype in arguments.dtype])
+    except ValueError as error:
+        raise _Usage(f"--law: {error}") from None
+    if not found:
+        raise _Usage("no law applies to what is selected")
+    return found
+
+
 def _cases_of(text: str) -> tuple[Case, ...]:
     """The cases of a JSON text or file; refused, with the reason, if they make no problem."""
     from .inputs import make
@@ -182,7 +204,10 @@ def _expected_failures(path: Path | None, cases: Sequence[Case]) -> dict[str, st
 def _check(arguments: argparse.Namespace) -> int:
     if arguments.case_json and (arguments.case or arguments.chapter or arguments.dtype):
         raise _Usage("--case-json and --case, --chapter, --dtype exclude each other")
-    cases = _cases_of(arguments.case_json) if arguments.case_json else _selected(arguments)
+    if arguments.laws or arguments.law:
+        cases = _selected_laws(arguments)
+    else:
+        cases = _cases_of(arguments.case_json) if arguments.case_json else _selected(arguments)
     expected = _expected_failures(arguments.expected_failures, cases)
     _writeable(("--json", arguments.json), ("--junit", arguments.junit))
     if arguments.dump is not None:
@@ -278,8 +303,14 @@ def _exit_code(report: Report) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    from .laws import LAWS
     from .show import line
 
+    if arguments.laws:
+        width = max(map(len, LAWS))
+        for law in LAWS.values():
+            print(f"{law.name:{width}}  {law.kind:7}  {law.statement}")
+        return 0
     for case in _selected(arguments):
         print(line(case))
     return 0

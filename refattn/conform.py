@@ -1,4 +1,4 @@
-"""The run: an implementation against the truth, case by case."""
+"""The run: an implementation against the truth, case by case, and against the laws."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from .case import Case
 from .implementation import Implementation
 from .inputs import make
 from .judge import Output, Verdict, failed_call, judge
+from .laws import examine as examine_law
+from .laws import law_of
 from .precision import Precision, preset
 from .truth import quick_truth
 from .worker import Worker
@@ -51,7 +53,13 @@ class Report:
 
 
 def examine(candidate: Worker | Local, case: Case) -> Verdict:
-    """Run one case and judge it; the truth is computed while the candidate works."""
+    """Run one case and judge it; the truth is computed while the candidate works.
+
+    A case in the chapter of a law, as `refattn.laws.rows` makes it, is what that law is asked of.
+    """
+    law = law_of(case)
+    if law is not None:
+        return examine_law(candidate, case, law, _check_contract)
     plan = candidate.plan(case)
     description = candidate.description
     if plan.failure is not None:

@@ -26,9 +26,11 @@ def is_torch(x: Any) -> bool:
 
 
 def to_torch(x: Array) -> Any:
-    """A detached CPU tensor that shares the memory of `x`; refused unless the dtype is of `dtypes`."""
+    """A detached CPU tensor that shares the memory of `x`, of integers, booleans or a dtype of `dtypes`."""
     import torch
 
+    if x.dtype.kind in "biu":
+        return torch.from_numpy(x)
     name = format_of(x.dtype, "x.dtype").name
     integer = _INTEGERS.get(x.dtype.itemsize)
     if integer is None:

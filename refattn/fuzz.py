@@ -17,7 +17,21 @@ from .conform import BadContract, examine
 from .dtypes import FORMATS
 from .inputs import BIAS, FAMILIES, SINKS
 from .judge import Verdict
-from .masks import BlockSparse, Causal, Documents, Mask, Padding, Prefix, SinkTokens, Window
+from .masks import (
+    BlockSparse,
+    Causal,
+    Chunked,
+    Dilated,
+    Documents,
+    Gathered,
+    GlobalTokens,
+    Mask,
+    Padding,
+    Prefix,
+    SinkTokens,
+    Tree,
+    Window,
+)
 from .masks import Dense as Drawn
 from .worker import Worker
 
@@ -35,7 +49,10 @@ LENGTHS = (1, 2, 3, 4, 5, 7, 9, 0, 15, 16, 17, 31, 33, 65)
 DIMS = ("K", "HK", "QK", "HQK", "BK", "BHQK", "BQ", "H")
 NARROW = ("uniform", "peaked", "one_hot_v", "ties", "sparse_q")
 """families within the range of every dtype at any shape"""
-MASKS = ("causal", "window", "prefix", "padding", "sink_tokens", "documents", "blocks", "drawn")
+MASKS = (
+    "causal", "window", "prefix", "padding", "sink_tokens", "documents", "blocks", "drawn", "chunks", "dilated",
+    "global_tokens", "tree", "gathered",
+)  # fmt: skip
 JOINS = ("not", "and", "or")
 
 
@@ -195,6 +212,18 @@ class _Draw:
             return BlockSparse(self.drawing(-(-Lq // 16) or 1, -(-Lk // 16) or 1), 16, 16)
         if kind == "drawn" and 0 < Lq * Lk <= 64:
             return Drawn(self.drawing(Lq, Lk))
+        if kind == "chunks":
+            return Chunked(self.within(1, 20), align)
+        if kind == "dilated":
+            return Dilated(self.within(0, 5), self.within(1, 4), align)
+        if kind == "global_tokens":
+            return GlobalTokens(tuple(self.within(0, Lk) for _ in range(self.within(0, 3))), align)
+        if kind == "tree":
+            return Tree(tuple(self.within(-1, node - 1) for node in range(self.within(0, min(Lk, 9)))))
+        if kind == "gathered" and Lq and Lk:
+            first, step = self.within(-Lk, Lk - 1), self.within(-2, 2) or 1
+            rows = ([first + i + step * c for c in range(min(Lk, 5))] for i in range(Lq))
+            return Gathered(tuple(tuple(j if 0 <= j < Lk else -1 for j in row) for row in rows))
         return Causal(align)
 
     def ids(self, n: int) -> tuple[int, ...]:

@@ -16,13 +16,16 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from .case import BiasSpec, Case
+from .case import MATRICES, BiasSpec, Case
 from .dtypes import FORMATS
 from .inputs import FAMILIES, Problem, make
 from .judge import ratios
 from .masks import Causal, Mask, Prefix, Window
 from .oracle import scale_of
 from .precision import Precision, preset
+from .quantise import KINDS, Granularity, Quant
+from .rotary import Rotary
+from .score_mods import SCORE_MODS
 from .streaming import Rules, Schedule, Streaming
 from .truth import Expected
 
@@ -139,20 +142,36 @@ def _case(rng: Rng, dtype: str) -> Case:
         return value if rng.random() < chance else None
 
     Hkv, group = int(rng.choice([1, 1, 2])), int(rng.choice([1, 1, 2, 3]))
+    Lq, Lk = int(rng.integers(1, 25)), int(rng.choice([1, 7, 16, 33, 70, 130]))
+    D, Dv = int(rng.choice([4, 16, 24, 32])), int(rng.choice([4, 16, 32]))
     bias_dtype = dtype if FORMATS[dtype].bits > 20 else "float32"
     shape, values = str(rng.choice(["HQK", "QK", "K"])), str(rng.choice(["normal", "alibi"]))
     bias = maybe(0.2, BiasSpec(shape, bias_dtype, values))
     sinks = maybe(0.2, str(rng.choice(["zero", "normal"])))
+    softcap = maybe(0.2, float(rng.choice([5.0, 30.0])))
+    wide = FORMATS[dtype].bits > 4
+    rotary = maybe(0.15 * wide * (Lq <= Lk), Rotary(D - 2 * int(rng.integers(D // 2)), bool(rng.integers(2))))
+    quant = maybe(0.15 * wide * (rotary is None), _quant(rng, D, Dv))
     want = {"out", "lse"}
-    if FORMATS[dtype].bits > 4:
-        want |= {"dq", "dk", "dv"} | ({"dbias"} if bias else set()) | ({"dsinks"} if sinks else set())
+    if rng.random() < 0.15:
+        want |= set(MATRICES)
+    if wide and quant is None:
+        want |= {"dq", "dk", "dv", "dscale"} | ({"dbias"} if bias else set()) | ({"dsinks"} if sinks else set())
+        want |= {"dsoftcap"} if softcap else set()
     return Case(
-        "trial", "drawn at random", B=1, H=Hkv * group, Hkv=Hkv, Lq=int(rng.integers(1, 25)),
-        Lk=int(rng.choice([1, 7, 16, 33, 70, 130])), D=int(rng.choice([4, 16, 24])), Dv=int(rng.choice([4, 16, 32])),
+        "trial", "drawn at random", B=1, H=Hkv * group, Hkv=Hkv, Lq=Lq, Lk=Lk, D=D, Dv=Dv,
         dtype=dtype, family=str(rng.choice(LIVELY)), seed=int(rng.integers(1 << 30)), want=frozenset(want),
-        mask=maybe(0.6, _mask(rng)), scale=maybe(0.2, float(rng.choice([0.5, -0.25]))),
-        softcap=maybe(0.2, float(rng.choice([5.0, 30.0]))), bias=bias, sinks=sinks,
+        mask=maybe(0.6, _mask(rng)), scale=maybe(0.2, float(rng.choice([0.5, -0.25]))), softcap=softcap, bias=bias,
+        sinks=sinks, score_mod=maybe(0.2, str(rng.choice(list(SCORE_MODS)))),
+        dropout=maybe(0.2, float(rng.choice([0.1, 0.5, 0.9]))), rotary=rotary, quant=quant,
     )  # fmt: skip
+
+
+def _quant(rng: Rng, D: int, Dv: int) -> Quant:
+    kinds = KINDS if D % 32 == Dv % 32 == 0 else KINDS[:3]
+    kind = kinds[rng.integers(len(kinds))]
+    granularities: tuple[Granularity, ...] = ("block",) if kind in ("q8_0", "q4_0") else ("tensor", "head", "block")
+    return Quant(kind, granularities[rng.integers(len(granularities))], "qkv" if kind == "int8" else "kv")
 
 
 def _mask(rng: Rng) -> Mask:

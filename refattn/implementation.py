@@ -9,10 +9,13 @@ An implementation is called with a case and the arrays it is handed, and returns
         ...
         return {"out": out, "lse": lse}
 
-`given` holds q k v, and where the case has them bias sinks dout dlse.  A plain function
+`given` holds q k v, and where the case has them bias sinks keep dout dlse, and what its storage,
+rotation and quantisation bring (`refattn.memory.extra_names`).  A plain function
 `f(q, k, v, *, mask=None, scale=None, ...)` will do as well: it is called with those of the options
-mask, bias, scale, softcap, sinks, out_dtype that the case has, and a case with an option that it does not
-take is counted as unsupported.  It returns out, or (out, lse), or a mapping.
+that the case has, by these names: mask bias scale softcap sinks score_mod dropout keep cos sin interleaved
+q_scale k_scale v_scale kind out_dtype, cu_seqlens_q cu_seqlens_k seqused_q seqused_k block_table k_cache
+v_cache cache_lens.  A case with an option that it does not take is counted as unsupported.  It returns
+out, or (out, lse), or a mapping.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from .case import GRADIENTS, OUTPUTS, Case
+from .case import NAMES, Case
+from .memory import extra_names
 from .precision import Conventions, Precision, preset
+from .score_mods import SCORE_MODS
 
 __all__ = ["DEFAULT", "Function", "Implementation", "implementation", "load", "plain_options", "wrap"]
 
@@ -133,6 +138,15 @@ def plain_options(case: Case) -> dict[str, Any]:
         options["softcap"] = case.softcap
     if case.sinks is not None:
         options["sinks"] = None
+    if case.score_mod is not None:
+        options["score_mod"] = SCORE_MODS[case.score_mod]
+    if case.dropout is not None:
+        options |= {"dropout": case.dropout, "keep": None}
+    if case.rotary is not None:
+        options["interleaved"] = case.rotary.interleaved
+    if case.quant is not None:
+        options["kind"] = case.quant.kind
+    options |= dict.fromkeys(extra_names(case))
     if case.out_dtype != case.dtype:
         options["out_dtype"] = case.out_dtype
     return options
@@ -159,9 +173,9 @@ def implementation(
     if name is not None and not isinstance(name, str):
         raise TypeError(f"@implementation must be called: @implementation() above {getattr(name, '__name__', name)!r}")
     names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-    unknown = set(names) - set(OUTPUTS + GRADIENTS)
+    unknown = set(names) - set(NAMES)
     if unknown or not names:
-        raise ValueError(f"outputs={outputs!r} must hold some of {', '.join(OUTPUTS + GRADIENTS)}")
+        raise ValueError(f"outputs={outputs!r} must hold some of {', '.join(NAMES)}")
     for what, given in (("supports", supports), ("precision", precision)):
         if not callable(given):
             raise TypeError(f"{what}={given!r} must be a function of the case")

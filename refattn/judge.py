@@ -16,9 +16,11 @@ from typing import Any, Literal
 import numpy as np
 
 from .calling import Answer
-from .case import GRADIENTS, OUTPUTS, Case
+from .case import NAMES, Case
+from .dropout import fraction_is_plausible
 from .dtypes import round_to
 from .inputs import Problem
+from .memory import answer_shape, take_answer
 from .precision import Conventions, Precision, eager, preset
 from .truth import Expected, quick_truth, truth
 
@@ -130,17 +132,22 @@ def judge(
     if answer.kind != "answer":
         return verdict("failed", reasons=(failed_call(answer),))
 
+    reasons = list(answer.findings)
+    if case.dropout is not None and "keep" in answer.outputs:
+        keep = answer.outputs["keep"]
+        reasons += _implausible(keep, case)
+        if not reasons:
+            problem, expected = replace(problem, logical={**problem.logical, "keep": keep}), None
     if expected is None:
         expected = quick_truth(problem, precision)
-    reasons = list(answer.findings)
     faulty = {reason.split(" ")[0].split(".")[0] for reason in reasons}
     got = {}
-    for name in (n for n in (*OUTPUTS, *GRADIENTS) if n in expected):
+    for name in (n for n in NAMES if n in expected):
         if name in answer.outputs:
-            wrong = _wrong_form(name, answer.outputs[name], expected[name])
+            wrong = _wrong_form(name, answer.outputs[name], expected[name], case)
             reasons += wrong
             if not wrong:
-                got[name] = _rounded(answer.outputs[name], expected[name])
+                got[name] = _rounded(take_answer(case, name, answer.outputs[name]), expected[name])
         elif name in outputs and name not in faulty:
             reasons.append(f"{name} is missing; the case wants {' '.join(sorted(case.want))}")
     if not got and not reasons:
@@ -175,13 +182,24 @@ def failed_call(answer: Answer) -> str:
     return f"{what}: {answer.text}"
 
 
-def _wrong_form(name: str, x: Array, expected: Expected) -> list[str]:
+def _implausible(keep: Array, case: Case) -> list[str]:
+    """What is wrong with a mask that the implementation drew itself."""
+    shape = (case.B, case.H, case.Lq, case.Lk)
+    if keep.dtype != np.bool_ or keep.shape != shape:
+        return [f"keep of {keep.dtype} {keep.shape} should be bool {shape}"]
+    if not fraction_is_plausible(keep, case.dropout or 0.0, margin=1 / 256):
+        return [f"keep has {keep.mean():.4f} of {keep.size}, too far from 1 - dropout = {1 - (case.dropout or 0.0):g}"]
+    return []
+
+
+def _wrong_form(name: str, x: Array, expected: Expected, case: Case) -> list[str]:
     wrong = []
     allowed = {expected.dtype} | ({"float64"} if name == "lse" else set())
     if x.dtype.name not in allowed:
         wrong.append(f"{name}.dtype={x.dtype.name} should be {expected.dtype}")
-    if x.shape != expected.value.shape:
-        wrong.append(f"{name}.shape={x.shape} should be {expected.value.shape}")
+    shape = answer_shape(case, name, expected.value.shape)
+    if x.shape != shape:
+        wrong.append(f"{name}.shape={x.shape} should be {shape}")
     return wrong
 
 

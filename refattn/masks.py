@@ -1,4 +1,4 @@
-"""The kinds of masks: the ones that follow a rule are here, the drawn ones come from `refattn.drawn`.
+"""The kinds of masks: the common rules are here, drawn masks in `refattn.drawn`, patterns in `refattn.patterns`.
 
 Their algebra and their tiles are in `refattn.visibility`; all public names can be had from here.
 Each docstring shows its picture, rows = queries, x = may attend:
@@ -13,22 +13,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from .drawn import BlockSparse, Dense
-from .visibility import And, Mask, Not, Or, Visibility, check_int, picture
+from .patterns import Chunked, Dilated, Gathered, GlobalTokens, Tree
+from .visibility import Align, And, Mask, Not, Or, Visibility, check_align, check_int, diagonal, picture
 
 __all__ = [
     "BlockSparse",
     "Causal",
+    "Chunked",
     "Dense",
+    "Dilated",
     "Documents",
+    "Gathered",
+    "GlobalTokens",
     "Mask",
     "Padding",
     "Prefix",
     "SinkTokens",
+    "Tree",
     "Visibility",
     "Window",
     "mask_from_json",
@@ -36,7 +42,6 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, Any]
-Align = Literal["top_left", "bottom_right"]
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,10 @@ class Causal(Mask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_align(self.align)
+        check_align(self.align)
 
     def __call__(self, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
-        return np.less_equal(j, _diagonal(self.align, i, lq, lk))
+        return np.less_equal(j, diagonal(self.align, i, lq, lk))
 
     def __repr__(self) -> str:
         return f"Causal({self.align!r})"
@@ -85,18 +90,18 @@ class Window(Mask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_align(self.align)
+        check_align(self.align)
         for name, value in (("left", self.left), ("right", self.right)):
             if value is not None:
                 check_int(name, value, 0, "; pass None for no limit")
 
     def __call__(self, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
-        diagonal = _diagonal(self.align, i, lq, lk)
+        own = diagonal(self.align, i, lq, lk)
         seen: Array = np.ones((), dtype=bool)
         if self.left is not None:
-            seen = seen & (j >= diagonal - self.left)
+            seen = seen & (j >= own - self.left)
         if self.right is not None:
-            seen = seen & (j <= diagonal + self.right)
+            seen = seen & (j <= own + self.right)
         return seen
 
     def __repr__(self) -> str:
@@ -121,13 +126,13 @@ class Prefix(Mask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_align(self.align)
+        check_align(self.align)
         for n in self.length if isinstance(self.length, tuple) else (self.length,):
             check_int("length", n, 0)
 
     def __call__(self, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
         return np.logical_or(
-            np.less(j, _per_batch(self.length, b, "length")), np.less_equal(j, _diagonal(self.align, i, lq, lk))
+            np.less(j, _per_batch(self.length, b, "length")), np.less_equal(j, diagonal(self.align, i, lq, lk))
         )
 
     def __repr__(self) -> str:
@@ -216,22 +221,14 @@ def mask_from_json(data: Mapping[str, Any] | None) -> Mask | None:
     """The mask that `to_json` described."""
     if data is None:
         return None
-    every = (And, Or, Not, Causal, Window, Prefix, Documents, Padding, SinkTokens, BlockSparse, Dense)
-    kinds: dict[Any, Any] = {c.__name__: c for c in every}
+    rules = (Causal, Window, Prefix, Documents, Padding, SinkTokens)
+    others = (BlockSparse, Dense, Chunked, Dilated, GlobalTokens, Tree, Gathered)
+    kinds: dict[Any, Any] = {c.__name__: c for c in (And, Or, Not, *rules, *others)}
     kind = kinds.get(data.get("type"))
     if kind is None:
         raise ValueError(f"type={data.get('type')!r} of a mask is not one of {', '.join(kinds)}")
     values = {k: mask_from_json(v) if isinstance(v, Mapping) else v for k, v in data.items() if k != "type"}
     return kind(**values)
-
-
-def _check_align(align: str) -> None:
-    if align not in ("top_left", "bottom_right"):
-        raise ValueError(f"align={align!r} must be 'top_left' or 'bottom_right'")
-
-
-def _diagonal(align: Align, i: Array, lq: Array, lk: Array) -> Array:
-    return i if align == "top_left" else i + (lk - lq)
 
 
 def _per_batch(value: int | tuple[int, ...], b: Array, name: str) -> Array:

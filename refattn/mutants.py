@@ -20,7 +20,7 @@ import numpy as np
 from .case import Case
 from .masks import Mask, Visibility, Window
 from .online import State
-from .streaming import Rules, Schedule, Streaming
+from .streaming import Logits, Rules, Schedule, Streaming
 
 __all__ = ["MUTANTS", "Mutant"]
 
@@ -128,12 +128,16 @@ class window_off_by_one(Rules):
 class tail_keys_scored(Rules):
     """The last tile is filled up with keys and values of zero, which are not masked."""
 
-    def update(self, state: State, t: Array, v: Array, visible: Array | None) -> State:
+    def update(
+        self, state: State, t: Array, v: Array, visible: Array | None, kept: Array | None = None
+    ) -> State:  # fmt: skip
         extra = -t.shape[1] % self.schedule.tile_k
         t, v = np.pad(t, ((0, 0), (0, extra))), np.pad(v, ((0, extra), (0, 0)))
         if visible is not None:
             visible = np.pad(visible, ((0, 0), (0, extra)), constant_values=True)
-        return super().update(state, t, v, visible)
+        if kept is not None:
+            kept = np.pad(kept, ((0, 0), (0, extra)), constant_values=True)
+        return super().update(state, t, v, visible, kept)
 
 
 # the softmax, online
@@ -143,8 +147,10 @@ class tail_keys_scored(Rules):
 class missing_rescale(Rules):
     """The output so far is not multiplied by exp(m_old - m_new) when the maximum grows."""
 
-    def update(self, state: State, t: Array, v: Array, visible: Array | None) -> State:
-        after = super().update(state._replace(o=np.zeros_like(state.o)), t, v, visible)
+    def update(
+        self, state: State, t: Array, v: Array, visible: Array | None, kept: Array | None = None
+    ) -> State:  # fmt: skip
+        after = super().update(state._replace(o=np.zeros_like(state.o)), t, v, visible, kept)
         return after._replace(o=after.o + state.o)
 
 
@@ -178,9 +184,9 @@ class mean_of_v(Rules):
     """All visible keys weigh the same, as on inputs whose softmax is flat."""
 
     def logits(
-        self, s: Array, softcap: float | None, bias: Array | None, visible: Array | None
-    ) -> tuple[Array, Array | None]:
-        return super().logits(np.zeros_like(s), softcap, bias, visible)
+        self, s: Array, softcap: float | None, bias: Array | None, visible: Array | None, modify: Any = None
+    ) -> Logits:
+        return super().logits(np.zeros_like(s), softcap, bias, visible, modify)
 
 
 # heads, scale, softcap
@@ -210,10 +216,10 @@ class softcap_after_mask(Rules):
     """Softcap comes last and turns -inf into -softcap: what is hidden leaks."""
 
     def logits(
-        self, s: Array, softcap: float | None, bias: Array | None, visible: Array | None
-    ) -> tuple[Array, Array | None]:
-        t, _ = super().logits(s, None, bias, visible)
-        return self.capped(t, softcap)
+        self, s: Array, softcap: float | None, bias: Array | None, visible: Array | None, modify: Any = None
+    ) -> Logits:
+        plain = super().logits(s, None, bias, visible, modify)
+        return Logits(*self.capped(plain.t, softcap), plain.before)
 
 
 # precision
@@ -223,8 +229,10 @@ class softcap_after_mask(Rules):
 class bf16_accumulator(Rules):
     """The running output is kept in bfloat16 between tiles."""
 
-    def update(self, state: State, t: Array, v: Array, visible: Array | None) -> State:
-        after = super().update(state, t, v, visible)
+    def update(
+        self, state: State, t: Array, v: Array, visible: Array | None, kept: Array | None = None
+    ) -> State:  # fmt: skip
+        after = super().update(state, t, v, visible, kept)
         return after._replace(o=self.round(after.o, "bfloat16"))
 
 

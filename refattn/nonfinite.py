@@ -31,6 +31,7 @@ class Nonfinite:
         shape = (case.B, case.H, case.Lq, case.Lk)
         seen = case.visibility.tile()
         bias = np.broadcast_to(x["bias"], shape) if "bias" in x else np.zeros(shape)
+        self.bias = bias
         seen = seen & ~np.isneginf(bias)
         bad = {n: ~np.isfinite(a) for n, a in x.items()}
         q, k, v = (np.repeat(bad[n], self.group, 1) if n in "kv" else bad[n] for n in "qkv")
@@ -40,6 +41,8 @@ class Nonfinite:
         pair = seen & ~np.isfinite(bias) | see_k & (
             np.asarray(q.any(-1))[..., None] | np.asarray(k.any(-1))[..., None, :]
         )
+        reads = np.asarray(q.any(-1))[..., None] | np.asarray(k.any(-1))[..., None, :]
+        self.scores = reads
         row = np.asarray(pair.any(-1))
         if "sinks" in bad:
             row = row | bad["sinks"][:, None]
@@ -62,6 +65,14 @@ class Nonfinite:
         case = self.case
         if name in ("out", "lse"):
             return self.out if name == "out" else self.lse
+        if name in ("scores", "capped", "biased"):
+            return self.scores | ~np.isfinite(self.bias) if name == "biased" else self.scores
+        if name == "weights":
+            return self.lse[..., None]
+        if name in ("k_cache", "v_cache"):
+            return np.zeros((), dtype=bool)
+        if name in ("dscale", "dsoftcap"):
+            return np.asarray(self.pairs.any())
         if name == "dq":
             return self.dq[..., None]
         if name == "dsinks":

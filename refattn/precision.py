@@ -41,6 +41,10 @@ class Precision:
     """dtype the scores are stored in, q·k and again once scaled; None: kept in the accumulator's."""
     scaled_q: str | None = None
     """dtype of a q multiplied by scale beforehand; None: scale is applied to the scores."""
+    rotated: str | None = None
+    """dtype that q and k are rounded to once rotated; None: they stay in the accumulators'."""
+    dequantised: str | None = None
+    """dtype that quantised inputs are brought to; None: the accumulators'."""
     exp_ulp: float = 4.0
     """relative error of exp in units of the accumulator's u; 4 covers ex2.approx (2**-22) and NumPy's float32 exp."""
     tanh_error: float = 2.0**-22
@@ -65,9 +69,9 @@ class Precision:
     """where the fields looser than the preset are documented or measured."""
 
     def __post_init__(self) -> None:
-        for name in ("inputs", "out", "accumulate", "weights", "lse", "scores", "scaled_q"):
+        for name in ("inputs", "out", "accumulate", "weights", "lse", "scores", "scaled_q", "rotated", "dequantised"):
             value = getattr(self, name)
-            if value is not None or name not in ("weights", "scores", "scaled_q"):
+            if value is not None or name in ("inputs", "out", "accumulate", "lse"):
                 object.__setattr__(self, name, format_of(value, name).name)
         if self.accumulate not in ("float64", "float32"):
             raise ValueError(f"accumulate={self.accumulate} has no derived bound; use float32 or float64")
@@ -112,7 +116,8 @@ def preset(dtype: str, out: str | None = None) -> Precision:
 
     float64 and float32 compute in themselves.  float16, bfloat16 and float8 accumulate in float32
     and round the weights to the inputs' dtype before P·V (float8: to float16 or bfloat16, whichever
-    the output is), as FlashAttention-2 does.
+    the output is), as FlashAttention-2 does; what is rotated or dequantised beforehand is rounded to
+    the 16-bit dtype of the inputs, as tensor cores take it.
 
     >>> preset("bfloat16").weights
     'bfloat16'
@@ -125,7 +130,9 @@ def preset(dtype: str, out: str | None = None) -> Precision:
         return Precision("float32", out)
     if FORMATS[dtype].bits <= 4 and FORMATS[out].bits <= 4:
         raise ValueError(f"out={out}: the outputs of float8 cases are float16 or bfloat16")
-    return Precision(dtype, out, weights=out if FORMATS[dtype].bits <= 4 else dtype)
+    if FORMATS[dtype].bits <= 4:
+        return Precision(dtype, out, weights=out)
+    return Precision(dtype, out, weights=dtype, rotated=dtype, dequantised=dtype)
 
 
 def eager(dtype: str) -> Precision:

@@ -22,6 +22,7 @@ from xml.etree import ElementTree
 
 from .conform import Report
 from .judge import Output, Verdict
+from .laws import law_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,12 +55,15 @@ def header(report: Report) -> list[str]:
 
 
 def _replay(spec: str, verdict: Verdict, seed: int = 0) -> str:
-    """The command that runs this case again; a case that is not in the suite is written out."""
+    """The command that runs this case, or its law, again; a case that is not in the suite is written out."""
     from .cases import CASES
+    from .laws import rows
 
-    case = verdict.case
-    if any(dataclasses.replace(c, seed=c.seed + seed) == case for c in CASES if c.id == case.id):
-        return f"refattn check {shlex.quote(spec)} --case {case.id}" + (f" --seed {seed}" if seed else "")
+    case, law = verdict.case, law_of(verdict.case)
+    known = CASES if law is None else rows([law])
+    if any(dataclasses.replace(c, seed=c.seed + seed) == case for c in known if c.id == case.id):
+        which = f"--case {case.id}" if law is None else f"--laws --law {law.name}"
+        return f"refattn check {shlex.quote(spec)} {which}" + (f" --seed {seed}" if seed else "")
     return f"refattn check {shlex.quote(spec)} --case-json {shlex.quote(json.dumps(case.to_json()))}"
 
 

@@ -28,7 +28,8 @@ def page(case: Case, flags: Mapping[str, str]) -> str:
     """Everything about a case; `flags` says what each flag means."""
     lines = [case.id, case.why, "", f"chapter  {case.chapter}", f"sizes    {_sizes(case)}", f"dtype    {_dtypes(case)}"]
     lines += [f"family   {case.family}, seed {case.seed}", f"wants    {' '.join(sorted(case.want))}"]
-    for name in ("mask", "q_lens", "k_lens", "scale", "softcap", "bias", "sinks", "storage"):
+    fields = "mask q_lens k_lens scale softcap score_mod bias sinks dropout rotary quant storage"
+    for name in fields.split():
         value = getattr(case, name)
         if value is not None and value != Dense():
             lines.append(f"{name:<8} {_one_line(value)}")

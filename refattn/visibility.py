@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["And", "Mask", "Not", "Or", "Visibility", "check_int", "picture"]
+__all__ = ["Align", "And", "Mask", "Not", "Or", "Visibility", "check_align", "check_int", "diagonal", "picture"]
 
 Array = np.ndarray[Any, Any]
+Align = Literal["top_left", "bottom_right"]
 
 
 class Mask:
@@ -138,6 +139,17 @@ def check_int(name: str, value: Any, least: int, cure: str = "") -> None:
     """Refuses a field that is not an int >= least, by name."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name}={value!r} must be an int >= {least}{cure}")
+
+
+def check_align(align: str) -> None:
+    """Refuses all but the two alignments."""
+    if align not in ("top_left", "bottom_right"):
+        raise ValueError(f"align={align!r} must be 'top_left' or 'bottom_right'")
+
+
+def diagonal(align: Align, i: Array, lq: Array, lk: Array) -> Array:
+    """The key at which query i stands: i ("top_left") or i + lk - lq ("bottom_right")."""
+    return i if align == "top_left" else i + (lk - lq)
 
 
 def _frozen(x: Any) -> Any:

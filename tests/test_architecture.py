@@ -14,14 +14,16 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "refattn"
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("dtypes", "montecarlo", "visibility"),
-    ("drawn", "oracle", "online", "precision"),
-    ("masks",),
+    ("dropout", "dtypes", "montecarlo", "rotary", "score_mods", "visibility"),
+    ("alibi", "drawn", "layouts", "oracle", "online", "patterns", "quantise", "storage"),
+    ("masks", "precision"),
     ("case", "exchange"),
+    ("memory",),
     ("inputs", "nonfinite", "streaming", "tolerance"),
     ("implementation", "cases", "truth", "adapters"),
     ("calling", "mutants"),
     ("worker", "judge"),
+    ("laws",),
     ("conform", "honest", "proofs"),
     ("report", "dump", "show", "page"),
     ("fuzz", "plugin", "conformance", "prove"),

@@ -94,7 +94,7 @@ def test_flags_are_described_and_used() -> None:
 
 def test_chapters() -> None:
     assert CHAPTERS == (
-        "basics", "shapes", "masks", "heads", "scores", "precision", "long", "gradients", "degenerate",
+        "basics", "shapes", "masks", "patterns", "heads", "scores", "precision", "long", "gradients", "degenerate",
     )  # fmt: skip
     assert all(count >= 10 for count in Counter(case.chapter for case in CASES).values())
     assert all(case.backward for case in select(chapters=["gradients"]))

@@ -299,7 +299,9 @@ def test_names_follow_what_is_wanted() -> None:
 def test_bias_families() -> None:
     slopes = _arrays("normal", H=3, Hkv=3, bias=BiasSpec("HQK", "float64", "alibi"))["bias"]
     assert slopes.shape == (1, 3, 33, 65) and slopes[0, :, -1, -1].tolist() == [0, 0, 0]
-    np.testing.assert_allclose(slopes[0, 2, 0, 0], -32 * 2.0**-8)
+    np.testing.assert_allclose(slopes[0, :, 0, 0], [-32 * 2.0**-4, -32 * 2.0**-8, -32 * 2.0**-2])
+    signed = _arrays("normal", H=3, Hkv=3, bias=BiasSpec("HQK", "float64", "alibi_signed"))["bias"]
+    np.testing.assert_array_equal(signed[0, 0, [0, 32]][:, [0, 64]], 2.0**-4 * np.array([[0, 64], [-32, 32]]))
     for family, lowest in (("minus_inf", -np.inf), ("finite_min", -FORMATS["bfloat16"].max)):
         bias = _arrays("normal", bias=BiasSpec("BQK", "bfloat16", family))["bias"]
         assert 0.2 < (bias == lowest).mean() < 0.4 and (bias[..., 0] > -100).all()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refattn import attention, attention_grad, multi_head_attention, scaled_dot_product_attention
+from refattn import attention, attention_grad, scaled_dot_product_attention
 from refattn.masks import Documents, Padding, Visibility
 
 Q, K, V = np.ones((2, 4, 3, 8)), np.ones((2, 2, 5, 8)), np.ones((2, 2, 5, 6))
@@ -90,23 +90,3 @@ def test_arguments(changed: dict[str, Any], kind: type[Exception], words: list[s
 def test_the_textbook_functions_refuse_dtypes_too() -> None:
     with pytest.raises(TypeError, match=r"K\.dtype=int64 is not a supported dtype"):
         scaled_dot_product_attention(np.ones((2, 2)), np.ones((2, 2), dtype=np.int64), np.ones((2, 2)))
-
-
-MULTI_HEAD: list[tuple[dict[str, Any], list[str]]] = [
-    ({"Q": np.ones((3, 8))}, ["Q.shape=(3, 8)", "(B, length, d_model)"]),
-    ({"W_Q": np.ones((8, 8))}, ["W_Q.shape=(8, 8)", "(h, d_model, d_head)"]),
-    ({"W_K": np.ones((1, 8, 4))}, ["W_K.shape=(1, 8, 4)", "(h, d_model)=(2, 8)"]),
-    ({"W_Q": np.ones((4, 8, 4))}, ["W_Q.shape=(4, 8, 4)", "(h, d_model)=(2, 8)"]),
-    ({"W_V": np.ones((2, 7, 4))}, ["W_V.shape=(2, 7, 4)", "(h, d_model)=(2, 8)"]),
-    ({"W_O": np.ones((7, 8))}, ["W_O.shape=(7, 8)", "h * d_v = 8"]),
-]
-
-
-@pytest.mark.parametrize(("changed", "words"), MULTI_HEAD, ids=lambda x: str(x[0]) if isinstance(x, list) else "")
-def test_multi_head(changed: dict[str, Any], words: list[str]) -> None:
-    given = {"Q": np.ones((1, 3, 8)), "K": np.ones((1, 5, 8)), "V": np.ones((1, 5, 8))}
-    given |= {name: np.ones((2, 8, 4)) for name in ("W_Q", "W_K", "W_V")} | {"W_O": np.ones((8, 8))}
-    assert multi_head_attention(**given).shape == (1, 3, 8)
-    with pytest.raises(ValueError) as error:
-        multi_head_attention(**given | changed)
-    assert all(word in str(error.value) for word in words), error.value

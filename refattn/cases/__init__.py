@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from ..case import Case
-from . import basics, degenerate, gradients, heads, long, masks, precision, scores, shapes
+from . import basics, degenerate, gradients, heads, long, masks, patterns, precision, scores, shapes
 from .flags import FLAGS
 
 __all__ = ["CASES", "CHAPTERS", "FLAGS", "by_id", "select"]
 
 CASES: tuple[Case, ...] = tuple(
     case
-    for chapter in (basics, shapes, masks, heads, scores, precision, long, gradients, degenerate)
+    for chapter in (basics, shapes, masks, patterns, heads, scores, precision, long, gradients, degenerate)
     for case in chapter.CASES
 )
 CHAPTERS: tuple[str, ...] = tuple(dict.fromkeys(case.chapter for case in CASES))

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ..case import Case
+from ..case import Case, Shared
+from ..dropout import keep
 from ..dtypes import FORMATS, round_to
+from ..memory import give
 from .bias import BIAS, SINKS
 from .families import FAMILIES
 from .poison import poison, poison_pairs
+from .transforms import quantised, rotated
 
 __all__ = ["BIAS", "FAMILIES", "SINKS", "Problem", "make"]
 
@@ -29,22 +32,20 @@ Array = np.ndarray[Any, Any]
 class Problem:
     """A case with its arrays.
 
-    `logical` holds dense arrays in the case's dtypes, (B, heads, L, D): all that the oracle sees.
-    `fresh()` gives what an implementation is handed: copies, stored as `case.storage` says.
-    Names: q k v, and where the case has them bias sinks dout dlse.
+    `logical` holds dense arrays, (B, heads, L, D): all that the oracle sees.  They have the case's
+    dtypes, but where q, k or v are rotated or quantised they are what comes of it exactly, in float64.
+    `stored` holds what is handed over instead or besides: unrotated q and k, cos, sin, codes, scales.
+    `fresh()` gives what an implementation is handed: copies, laid out as `case.storage` says.
+    Names: q k v, and where the case has them bias sinks keep dout dlse.
     """
 
     case: Case
     logical: Mapping[str, Array]
+    stored: Mapping[str, Array] = field(default_factory=dict)
 
     def fresh(self) -> dict[str, Array]:
-        """New writeable copies; arrays of four dimensions have the memory order of `case.storage.layout`."""
-        order = ["BHLD".index(letter) for letter in self.case.storage.layout]
-        back = np.argsort(order)
-        return {
-            name: x.transpose(order).copy().transpose(back) if x.ndim == 4 else x.copy()
-            for name, x in self.logical.items()
-        }
+        """New writeable arrays, in the memory that the case's storage describes."""
+        return give(self.case, {**self.logical, **self.stored})
 
 
 def make(case: Case) -> Problem:
@@ -80,9 +81,15 @@ def make(case: Case) -> Problem:
         poison(case, logical)
     elif case.family == "poisoned_pairs":
         poison_pairs(case, logical)
-    for x in logical.values():
+    if isinstance(case.storage, Shared):
+        logical["v"] = logical["k"][..., : case.Dv].copy()
+    if case.dropout is not None:
+        b, h, i, j = np.ogrid[: case.B, : case.H, : case.Lq, : case.Lk]
+        logical["keep"] = keep(case.seed, 0, b, h, i, j, case.dropout)
+    stored = {**rotated(case, logical), **quantised(case, logical)}
+    for x in (*logical.values(), *stored.values()):
         x.setflags(write=False)
-    return Problem(case, logical)
+    return Problem(case, logical, stored)
 
 
 def _family(table: Mapping[str, Any], name: str, what: str) -> Any:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from ..alibi import alibi, slopes
 from ..case import Case
 from ..dtypes import FORMATS
+from ..visibility import Align
 
 __all__ = ["BIAS", "SINKS"]
 
@@ -22,10 +24,20 @@ def _normal(case: Case, rng: Rng) -> Array:
 
 
 def _alibi(case: Case, rng: Rng) -> Array:
-    """-2**(-8 (h+1) / H) |i + Lk - Lq - j|; Press et al. 2021, "Train short, test long", section 3."""
-    _, h, i, j = np.ogrid[tuple(slice(n) for n in case.bias_shape)]
-    bias = -(2.0 ** (-8 * (h + 1) / max(case.H, 1))) * abs(i + case.Lk - case.Lq - j)
-    return np.broadcast_to(bias, case.bias_shape)
+    """-slope |i + Lk - Lq - j|, as FlashAttention has it."""
+    return _linear(case, "absolute", "bottom_right")
+
+
+def _alibi_signed(case: Case, rng: Rng) -> Array:
+    """slope (j - i), as cuDNN has it."""
+    return _linear(case, "signed", "top_left")
+
+
+def _linear(case: Case, distance: Literal["absolute", "signed"], align: Align) -> Array:
+    """ALiBi in the case's shape: of a dimension that its bias does not have, the first entry."""
+    H, Lq, Lk = (max(n, 1) for n in (case.H, case.Lq, case.Lk))
+    _, h, i, j = case.bias_shape
+    return np.broadcast_to(alibi(slopes(H), Lq, Lk, distance, align)[:h, :i, :j], case.bias_shape)
 
 
 def _minus_inf(case: Case, rng: Rng) -> Array:
@@ -49,8 +61,19 @@ def _finite_min(case: Case, rng: Rng) -> Array:
     return np.where(np.isneginf(bias), lowest, bias)
 
 
+def _minus_1e9(case: Case, rng: Rng) -> Array:
+    """`_padding` with -1e9 for -inf: it hides nothing from a query that has nothing else."""
+    return np.maximum(_padding(case, rng), -1e9)
+
+
+def _minus_10000(case: Case, rng: Rng) -> Array:
+    """The same with -10000, which scores may come near."""
+    return np.maximum(_padding(case, rng), -1e4)
+
+
 BIAS: dict[str, Callable[[Case, Rng], Array]] = {
-    f.__name__[1:]: f for f in (_normal, _alibi, _minus_inf, _padding, _finite_min)
+    f.__name__[1:]: f
+    for f in (_normal, _alibi, _alibi_signed, _minus_inf, _padding, _finite_min, _minus_1e9, _minus_10000)
 }
 
 SINKS: dict[str, Callable[[Case, Rng], Array]] = {

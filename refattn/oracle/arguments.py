@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import exact64
+from ..score_mods import check_score_mod
 
 __all__ = ["Inputs", "broadcast", "scale_of", "shaped"]
 
@@ -18,8 +19,10 @@ class Inputs:
     """The arguments, checked, in float64, with key heads repeated and the mask dense."""
 
     def __init__(
-        self, q: Any, k: Any, v: Any, mask: Any, bias: Any, scale: float | None, softcap: float | None, sinks: Any
-    ) -> None:
+        self, q: Any, k: Any, v: Any, *,
+        mask: Any, bias: Any, scale: float | None, softcap: float | None, sinks: Any,
+        score_mod: Any, dropout: float | None, keep: Any, backward: bool = False,
+    ) -> None:  # fmt: skip
         q, k, v = exact64(q, "q"), exact64(k, "k"), exact64(v, "v")
         for name, array in (("q", q), ("k", k), ("v", v)):
             if array.ndim != 4:
@@ -61,10 +64,32 @@ class Inputs:
             visible = visible & ~np.isneginf(self.bias)
         self.visible = visible
         self.sinks = None if sinks is None else shaped(sinks, "sinks", (H,))
+        if score_mod is not None:
+            check_score_mod(score_mod, backward)
+        self.score_mod = score_mod
+        self.place = np.ogrid[tuple(slice(n) for n in shape)]
+        """b, h, i, j, broadcasting to (B, H, Lq, Lk)"""
+        self.kept: Array | None = None
+        """1 / (1 - dropout) where kept, 0 where dropped"""
+        if dropout is not None or keep is not None:
+            self.kept = _kept(dropout, keep, shape)
 
     def sum_over_group(self, x: Array) -> Array:
         B, H, L, D = x.shape
         return x if self.group == 1 else x.reshape(B, H // self.group, self.group, L, D).sum(2)
+
+
+def _kept(dropout: float | None, keep: Any, shape: tuple[int, ...]) -> Array:
+    if dropout is None or keep is None:
+        given = "keep" if dropout is None else f"dropout={dropout}"
+        raise ValueError(f"{given} needs {'dropout' if dropout is None else 'keep'} too: one says how much, one which")
+    dropout = _real(dropout, "dropout", "pass a probability from 0 to 1, or None for no dropout")
+    if not 0 <= dropout <= 1:
+        raise ValueError(f"dropout={dropout} must be from 0 to 1; pass None for no dropout")
+    keep = np.asarray(keep)
+    if keep.dtype != np.bool_:
+        raise TypeError(f"keep.dtype={keep.dtype} must be bool, True = kept")
+    return np.where(broadcast(keep, "keep", shape), 1 / (1 - dropout) if dropout < 1 else 0.0, 0.0)
 
 
 def scale_of(scale: float | None, D: int) -> float:

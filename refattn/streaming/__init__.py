@@ -19,15 +19,22 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ..case import GRADIENTS, OUTPUTS, Case
+from ..case import MATRICES, NAMES, OUTPUTS, Case
 from ..dtypes import FORMATS, round_to
+from ..memory import give_answer, take
 from ..precision import Conventions, Precision, preset
+from ..score_mods import SCORE_MODS
 from .arguments import Arguments
 from .backward import Sums, backward
 from .forward import Head, forward
-from .rules import Rules, Schedule
+from .matrices import matrices
+from .prepare import prepare, turned_back
+from .rules import Logits, Rules, Schedule
 
-__all__ = ["Attention", "Gradients", "Rules", "Schedule", "Streaming", "attention", "attention_grad", "implementation"]
+__all__ = [
+    "Attention", "Gradients", "Logits", "Rules", "Schedule", "Streaming",
+    "attention", "attention_grad", "implementation",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 EXACT = preset("float64")
@@ -49,18 +56,22 @@ class Gradients(NamedTuple):
     dv: Array
     dbias: Array | None
     dsinks: Array | None
+    dscale: Array
+    dsoftcap: Array | None
 
 
 def attention(
     q: Any, k: Any, v: Any, *,
     mask: Any = None, bias: Any = None, scale: float | None = None, softcap: float | None = None, sinks: Any = None,
+    score_mod: Any = None, dropout: float | None = None, keep: Any = None,
     precision: Precision = EXACT, schedule: Schedule = USUAL, rules: type[Rules] = Rules,
 ) -> Attention:  # fmt: skip
-    """softmax(scale * q kᵀ [softcap] [+ bias], over the visible keys [and the sink]) v.
+    """softmax(scale * q kᵀ [softcap] [score_mod] [+ bias], over the visible keys [and the sink]) [dropout] v.
 
     Arguments as `refattn.attention` has them, and refused alike; the mask is a boolean array that
-    broadcasts to (B, H, Lq, Lk), a `refattn.masks.Mask`, or a `Visibility`.  out and lse have the
-    dtypes precision.out and precision.lse.
+    broadcasts to (B, H, Lq, Lk), a `refattn.masks.Mask`, or a `Visibility`; keep such an array, or a
+    function (b, h, rows, keys) -> booleans of a tile.  out and lse have the dtypes precision.out and
+    precision.lse.
 
     >>> q = np.eye(2).reshape(1, 1, 2, 2)
     >>> attention(q, q, q, scale=np.log(3.0)).out[0, 0].round(12)
@@ -68,7 +79,10 @@ def attention(
            [0.25, 0.75]])
     """
     rule = rules(precision, schedule)
-    x = Arguments(q, k, v, rule.geometry(mask), bias, scale, softcap, sinks, rule.dtype)
+    x = Arguments(
+        q, k, v, mask=rule.geometry(mask), bias=bias, scale=scale, softcap=softcap, sinks=sinks,
+        score_mod=score_mod, dropout=dropout, keep=keep, dtype=rule.dtype,
+    )  # fmt: skip
     out = np.zeros((x.B, x.H, x.Lq, x.Dv), FORMATS[precision.out].dtype)
     lse = np.zeros((x.B, x.H, x.Lq), FORMATS[precision.lse].dtype)
     with np.errstate(all="ignore"):
@@ -82,11 +96,12 @@ def attention(
 def attention_grad(
     q: Any, k: Any, v: Any, dout: Any, dlse: Any = None, *,
     mask: Any = None, bias: Any = None, scale: float | None = None, softcap: float | None = None, sinks: Any = None,
+    score_mod: Any = None, dropout: float | None = None, keep: Any = None,
     precision: Precision = EXACT, schedule: Schedule = USUAL, rules: type[Rules] = Rules,
 ) -> Gradients:  # fmt: skip
     """Gradients of `attention`; dout (B, H, Lq, Dv), dlse (B, H, Lq).
 
-    dq, dk and dv have the dtype precision.out; dbias and dsinks are left in the accumulators'.
+    dq, dk and dv have the dtype precision.out; the others are left in the accumulators'.
     The contract's grad_q_block and grad_k_block, if not 0, are the tile sizes.
 
     >>> x = np.ones((1, 1, 1, 1))
@@ -94,7 +109,10 @@ def attention_grad(
     1.0
     """
     rule = rules(precision, schedule)
-    x = Arguments(q, k, v, rule.geometry(mask), bias, scale, softcap, sinks, rule.dtype)
+    x = Arguments(
+        q, k, v, mask=rule.geometry(mask), bias=bias, scale=scale, softcap=softcap, sinks=sinks,
+        score_mod=score_mod, dropout=dropout, keep=keep, dtype=rule.dtype, backward=True,
+    )  # fmt: skip
     dout = x.shaped(dout, "dout", (x.B, x.H, x.Lq, x.Dv))
     dlse = np.zeros((x.B, x.H, x.Lq)) if dlse is None else x.shaped(dlse, "dlse", (x.B, x.H, x.Lq))
     with np.errstate(all="ignore"):
@@ -105,7 +123,8 @@ def attention_grad(
             own = rule.round(done.out, precision.out)
             backward(head, done, own, x.head(dout, b, h), x.head(dlse, b, h), sums)
         dq, dk, dv = (rule.store(d, precision.out) for d in (sums.dq, sums.dk, sums.dv))
-    return Gradients(dq, dk, dv, sums.dbias, sums.dsinks)
+    dsoftcap = None if softcap is None else np.asarray(sums.dsoftcap)
+    return Gradients(dq, dk, dv, sums.dbias, sums.dsinks, np.asarray(sums.dscale), dsoftcap)
 
 
 @dataclass(frozen=True)
@@ -118,7 +137,7 @@ class Streaming:
     schedule: Schedule = USUAL
     arrays: Literal["numpy"] = "numpy"
     conventions: Conventions = Conventions()
-    outputs: frozenset[str] = frozenset(OUTPUTS + GRADIENTS)
+    outputs: frozenset[str] = frozenset(NAMES)
 
     def supports(self, case: Case) -> str | None:
         return None
@@ -128,24 +147,34 @@ class Streaming:
 
     def __call__(self, case: Case, given: Mapping[str, Any]) -> dict[str, Array]:
         precision = self.precision(case)
-        q, k, v = given["q"], given["k"], given["v"]
+        rules = self.rules(precision, self.schedule)
+        x = take(case, given)
+        made = prepare(case, x, rules)
+        q, k, v = made["q"], made["k"], made["v"]
         everything = case.mask is None and case.q_lens is None and case.k_lens is None
-        options: dict[str, Any] = {
-            "mask": None if everything else case.visibility, "bias": given.get("bias"), "sinks": given.get("sinks"),
+        problem: dict[str, Any] = {
+            "mask": None if everything else case.visibility, "bias": x.get("bias"), "sinks": x.get("sinks"),
             "scale": case.scale, "softcap": case.softcap,
-            "precision": precision, "schedule": self.schedule, "rules": self.rules,
+            "score_mod": None if case.score_mod is None else SCORE_MODS[case.score_mod],
         }  # fmt: skip
-        answer: dict[str, Array] = {}
+        dropped: dict[str, Any] = {"dropout": case.dropout, "keep": x.get("keep")}
+        how: dict[str, Any] = {"precision": precision, "schedule": self.schedule, "rules": self.rules}
+        answer: dict[str, Array | None] = {}
         if not case.want.isdisjoint(OUTPUTS):
-            answer.update(attention(q, k, v, **options)._asdict())
+            answer.update(attention(q, k, v, **problem, **dropped, **how)._asdict())
+        if not case.want.isdisjoint(MATRICES):
+            problem["mask"] = rules.geometry(problem["mask"])
+            answer.update(matrices(Arguments(q, k, v, **problem, dtype=rules.dtype), rules))
         if case.backward:
-            answer.update(attention_grad(q, k, v, given["dout"], given.get("dlse"), **options)._asdict())
-        dtypes = dict.fromkeys(GRADIENTS, case.dtype) | {"out": case.out_dtype, "lse": precision.lse}
+            found = attention_grad(q, k, v, x["dout"], x.get("dlse"), **problem, **dropped, **how)
+            answer.update(turned_back(case, found._asdict(), x, rules))
+        answer |= {"k_cache": k, "v_cache": v}
+        dtypes = dict.fromkeys(case.want, case.dtype) | dict.fromkeys(("out", *MATRICES), case.out_dtype)
+        dtypes |= {"lse": precision.lse} | dict.fromkeys(("dscale", "dsoftcap"), precision.accumulate)
         if case.bias is not None:
             dtypes["dbias"] = case.bias.dtype
-        return {
-            name: round_to(answer[name], dtypes[name]).astype(FORMATS[dtypes[name]].dtype) for name in sorted(case.want)
-        }
+        rounded = {name: round_to(answer[name], dtypes[name]).astype(FORMATS[dtypes[name]].dtype) for name in case.want}
+        return give_answer(case, rounded)
 
 
 implementation = Streaming()

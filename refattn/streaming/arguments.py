@@ -9,6 +9,7 @@ import numpy as np
 
 from ..dtypes import format_of
 from ..masks import Mask, Visibility
+from ..score_mods import ScoreMod, check_score_mod
 
 __all__ = ["Arguments", "floating"]
 
@@ -22,8 +23,10 @@ class Arguments:
     """
 
     def __init__(
-        self, q: Any, k: Any, v: Any, mask: Any, bias: Any, scale: float | None, softcap: float | None, sinks: Any,
-        dtype: np.dtype[Any],
+        self, q: Any, k: Any, v: Any, *,
+        mask: Any, bias: Any, scale: float | None, softcap: float | None, sinks: Any,
+        score_mod: Any = None, dropout: float | None = None, keep: Any = None, dtype: np.dtype[Any],
+        backward: bool = False,
     ) -> None:  # fmt: skip
         self.q, self.k, self.v = floating(q, "q"), floating(k, "k"), floating(v, "v")
         for name, x in (("q", self.q), ("k", self.k), ("v", self.v)):
@@ -50,6 +53,11 @@ class Arguments:
         self.bias = None if bias is None else floating(bias, "bias")
         self._bias = None if self.bias is None else self._stretched(self.bias, "bias")
         self.sinks = None if sinks is None else self.shaped(sinks, "sinks", (self.H,))
+        if score_mod is not None:
+            check_score_mod(score_mod, backward)
+        self.score_mod = score_mod
+        self.dropout = self._checked_dropout(dropout, keep)
+        self.keep = None if dropout is None else self._checked_keep(keep)
 
     @property
     def group(self) -> int:
@@ -78,6 +86,36 @@ class Arguments:
             shown = ~np.isneginf(bias)
             seen = shown if seen is None else seen & shown
         return (None if seen is None or seen.all() else seen), bias
+
+    def kept(self, b: int, h: int, rows: slice, keys: slice) -> Array | None:
+        """Which weights of a tile survive dropout, booleans; None without dropout."""
+        if self.keep is None:
+            return None
+        return np.asarray(self.keep(b, h, rows, keys) if callable(self.keep) else self.keep[b, h, rows, keys])
+
+    def place(self, b: int, h: int, rows: slice, keys: slice) -> tuple[Any, ...]:
+        """b, h, i, j of a tile, as `score_mod` takes them; floats for those that are made of operators."""
+        i, j = np.arange(self.Lq)[rows, None], np.arange(self.Lk)[None, keys]
+        if isinstance(self.score_mod, ScoreMod):
+            return self.dtype.type(b), self.dtype.type(h), i.astype(self.dtype), j.astype(self.dtype)
+        return b, h, i, j
+
+    def _checked_dropout(self, dropout: float | None, keep: Any) -> float | None:
+        if (dropout is None) != (keep is None):
+            given = "keep" if dropout is None else f"dropout={dropout}"
+            lacking = "dropout" if dropout is None else "keep"
+            raise ValueError(f"{given} needs {lacking} too: one says how much, one which")
+        if dropout is not None and not 0 <= dropout <= 1:
+            raise ValueError(f"dropout={dropout} must be from 0 to 1; pass None for no dropout")
+        return dropout
+
+    def _checked_keep(self, keep: Any) -> Any:
+        if callable(keep):
+            return keep
+        keep = np.asarray(keep)
+        if keep.dtype != np.bool_:
+            raise TypeError(f"keep.dtype={keep.dtype} must be bool, True = kept")
+        return self._stretched(keep, "keep")
 
     def _checked_mask(self, mask: Any) -> Visibility | Array | None:
         if mask is None:

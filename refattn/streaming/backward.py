@@ -2,11 +2,12 @@
 
 With p = exp(t - lse), delta = out · dout (its own out, as stored) and dp = dout vᵀ, tile by tile
 
-    dt = p (dp - delta + dlse),   ds = dt * slope of the softcap,
+    dt = p (dp - delta + dlse),   dc = dt * slope of score_mod,   ds = dc * slope of the softcap,
     dv += pᵀ dout,   dq += scale ds k,   dk += scale dsᵀ q,   dbias += dt,
+    dscale += sum q (ds k),   dsoftcap += sum dc (tanh z - z slope),   z = s / softcap,
 
-p and ds rounded as the contract says before the products.  Dao 2023, "FlashAttention-2",
-algorithm 2.
+p and ds rounded as the contract says before the products; under dropout p of dv and dp are multiplied
+by keep / (1 - dropout).  Dao 2023, "FlashAttention-2", algorithm 2.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Sums:
         self.dq, self.dk, self.dv = (np.zeros(a.shape, x.dtype) for a in (x.q, x.k, x.v))
         self.dbias = None if x.bias is None else np.zeros(x.bias.shape, x.dtype)
         self.dsinks = None if x.sinks is None else np.zeros(x.H, x.dtype)
+        self.dscale = self.dsoftcap = x.dtype.type(0)
 
     def add_bias(self, dt: Array, b: int, h: int, rows: slice, keys: slice) -> None:
         """Adds a tile, summed over the dimensions that the bias was broadcast over."""
@@ -49,7 +51,7 @@ def backward(head: Head, done: Rows, out: Array, dout: Array, dlse: Array, sums:
     """Adds the gradients of one head; out, dout (Lq, Dv) and dlse (Lq,) in the accumulators' dtype."""
     rules, x, b, h = head.rules, head.x, head.b, head.h
     contract = rules.precision
-    scale = x.dtype.type(head.scale)
+    scale, undropped = x.dtype.type(head.scale), rules.undropped(x.dropout)
     dq, dk, dv = np.zeros_like(head.q), np.zeros_like(head.k), np.zeros_like(head.v)
 
     alive = ~np.isneginf(done.lse)
@@ -64,31 +66,41 @@ def backward(head: Head, done: Rows, out: Array, dout: Array, dlse: Array, sums:
             tile = head.logits(rows, keys)
             if tile is None:
                 continue
-            t, in_caps, visible = tile
+            (t, in_caps, before), visible, kept = tile
             p = rules.exp(t, done.shift[rows, None])
             if x.dtype == np.float64:
                 p *= done.factor[rows, None]
             dt = dout[rows] @ head.v[keys].T
+            if kept is not None:
+                dt = rules.drop(dt, kept) * undropped
             dt += incoming[rows, None]
             dt *= p
             if visible is not None:
                 np.copyto(p, 0, where=~visible)
                 np.copyto(dt, 0, where=~visible)
             sums.add_bias(dt, b, h, rows, keys)
-            ds = dt if in_caps is None else dt * rules.slope(in_caps)
-            if in_caps is not None and visible is not None:
-                np.copyto(ds, 0, where=~visible)
+            dc = dt if before is None else _hidden_is_0(dt * head.slope_of_mod(before, rows, keys), visible)
+            ds = dc
+            if in_caps is not None:
+                slope = rules.slope(in_caps)
+                ds = _hidden_is_0(dc * slope, visible)
+                sums.dsoftcap += _hidden_is_0(dc * (np.tanh(in_caps) - in_caps * slope), visible).sum()
             p, ds = rules.round(p, contract.weights), rules.round(ds, contract.weights)
             across = None if visible is None else visible.T
-            part_v = selected_product(p.T, dout[rows], across)
+            part_v = selected_product(rules.drop(p, kept).T, dout[rows], across)
             part_k = rules.scale_dk(selected_product(ds.T, head.q[rows], across), scale)
-            part_q = selected_product(ds, head.k[keys], visible) * scale
-            dv[keys] = _add(rules, dv[keys], part_v, contract.grad_q_block)
+            part_q = selected_product(ds, head.k[keys], visible)
+            sums.dscale += np.where(done.seen[rows, None], part_q * head.q[rows], 0).sum()
+            dv[keys] = _add(rules, dv[keys], part_v if kept is None else part_v * undropped, contract.grad_q_block)
             dk[keys] = _add(rules, dk[keys], part_k, contract.grad_q_block)
-            dq[rows] = _add(rules, dq[rows], part_q, contract.grad_k_block)
+            dq[rows] = _add(rules, dq[rows], part_q * scale, contract.grad_k_block)
     sums.dq[b, h] = dq
     for total, part in ((sums.dk, dk), (sums.dv, dv)):
         total[b, head.key_head] = rules.add_head(total[b, head.key_head], part)
+
+
+def _hidden_is_0(x: Array, visible: Array | None) -> Array:
+    return x if visible is None else np.where(visible, x, 0)
 
 
 def _add(rules: Rules, total: Array, part: Array, block: int) -> Array:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import reduce
-from typing import Any
+from functools import partial, reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import online
 from ..online import State
 from .arguments import Arguments
-from .rules import Rules, Schedule, selected_product
+from .rules import Logits, Rules, Schedule, selected_product
 
-__all__ = ["Head", "Rows", "forward", "key_tiles", "tiles"]
+__all__ = ["Head", "Rows", "Tile", "forward", "key_tiles", "tiles"]
 
 Array = np.ndarray[Any, Any]
+
+
+class Tile(NamedTuple):
+    """Scores of some rows and keys; visible and kept are None where all is."""
+
+    logits: Logits
+    visible: Array | None
+    kept: Array | None
 
 
 class Head:
@@ -29,13 +37,30 @@ class Head:
         self.scale = rules.default_scale(x.D) if x.scale is None else x.scale
         self.sink = None if x.sinks is None else rules.sink(x.sinks, h)
 
-    def logits(self, rows: slice, keys: slice) -> tuple[Array, Array | None, Array | None] | None:
-        """(t, s / softcap, visible) of a tile; None if all of it is hidden."""
-        visible, bias = self.x.tile(self.b, self.h, rows, keys)
+    def logits(self, rows: slice, keys: slice) -> Tile | None:
+        """A tile; None if all of it is hidden."""
+        x, b, h = self.x, self.b, self.h
+        visible, bias = x.tile(b, h, rows, keys)
         if visible is not None and not visible.any():
             return None
         s = self.rules.products(self.q[rows], self.k[keys], self.scale)
-        return *self.rules.logits(s, self.x.softcap, bias, visible), visible
+        t = self.rules.logits(s, x.softcap, bias, visible, self._modifier(rows, keys))
+        return Tile(t, visible, x.kept(b, h, rows, keys))
+
+    def unhidden(self, rows: slice, keys: slice) -> tuple[Array, Array]:
+        """The scores of a tile, and the same after softcap and score_mod."""
+        s = self.rules.products(self.q[rows], self.k[keys], self.scale)
+        return s, self.rules.logits(np.array(s), self.x.softcap, None, None, self._modifier(rows, keys)).t
+
+    def _modifier(self, rows: slice, keys: slice) -> Any:
+        place = self.x.place(self.b, self.h, rows, keys)
+        return None if self.x.score_mod is None else partial(self._modify, place)
+
+    def _modify(self, place: tuple[Any, ...], s: Array) -> Array:
+        return np.array(np.broadcast_to(self.x.score_mod(s, *place), s.shape), s.dtype)
+
+    def slope_of_mod(self, before: Array, rows: slice, keys: slice) -> Array:
+        return np.asarray(self.x.score_mod.slope(before, *self.x.place(self.b, self.h, rows, keys)), before.dtype)
 
 
 @dataclass
@@ -77,6 +102,8 @@ def forward(head: Head) -> Rows:
         state.l[seen & np.isneginf(state.m)] = np.nan
         out, done.lse[rows] = online.finish(state)
         done.out[rows] = _weigh_again(head, rows, state) if rules.precision.weights_normalised else out
+        if x.dropout is not None:
+            done.out[rows] *= rules.undropped(x.dropout)
         done.seen[rows] = seen
         if x.dtype == np.float64:  # exact where scores are huge: there lse has no digits left for log l
             done.shift[rows] = online.shift_of(state.m)
@@ -97,9 +124,9 @@ def _go_over_keys(head: Head, rows: slice) -> tuple[State, Array]:
         for keys in part:
             tile = head.logits(rows, keys)
             if tile is not None:
-                t, _, visible = tile
+                (t, *_), visible, kept = tile
                 seen |= True if visible is None else visible.any(1)
-                state = rules.update(state, t, head.v[keys, :0] if normalised else head.v[keys], visible)
+                state = rules.update(state, t, head.v[keys, :0] if normalised else head.v[keys], visible, kept)
         states.append(state)
     return reduce(rules.merge, states), seen
 
@@ -118,9 +145,10 @@ def _weigh_again(head: Head, rows: slice, state: State) -> Array:
     for keys in key_tiles(x.Lk, rules.schedule):
         tile = head.logits(rows, keys)
         if tile is not None:
-            t, _, visible = tile
+            (t, *_), visible, kept = tile
             p = rules.exp(t, shift) / total
             if visible is not None:
                 p = np.where(visible, p, 0)
-            out += selected_product(rules.round(p, rules.precision.weights), head.v[keys], visible)
+            rounded = rules.round(p, rules.precision.weights)
+            out += selected_product(rules.drop(rounded, kept), head.v[keys], visible)
     return out

@@ -7,8 +7,9 @@ contract, and rounded where the contract says so.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -16,10 +17,14 @@ from .. import online
 from ..dtypes import FORMATS, round_to
 from ..online import State
 from ..precision import Precision
+from ..quantise import Kind, dequantise
+from ..rotary import Rotary, rotate, unrotate
 
-__all__ = ["Rules", "Schedule", "selected_product"]
+__all__ = ["Logits", "Rules", "Schedule", "selected_product"]
 
 Array = np.ndarray[Any, Any]
+Modify = Callable[[Array], Array]
+"""score_mod, of the scores of one tile"""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,14 @@ class Schedule:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
 
 
+class Logits(NamedTuple):
+    """Of a tile: what enters the softmax, s / softcap if there is one, what score_mod was given if there is one."""
+
+    t: Array
+    in_caps: Array | None = None
+    before: Array | None = None
+
+
 class Rules:
     """An honest kernel under the contract `precision`."""
 
@@ -78,6 +91,22 @@ class Rules:
     def sink(self, sinks: Array, h: int) -> Array | None:
         return sinks[h].astype(self.dtype)
 
+    # what inputs are made of
+
+    def dequantise(self, codes: Array, scale: Array, kind: Kind) -> Array:
+        return self.round(dequantise(codes, scale, kind).astype(self.dtype), self.precision.dequantised)
+
+    def query_positions(self, i: Array, lq: Array, lk: Array) -> Array:
+        """Where query i stands among the keys, for the rotation."""
+        return i + lk - lq
+
+    def rotate(self, x: Array, cos: Array, sin: Array, rotary: Rotary) -> Array:
+        y = rotate(x.astype(self.dtype), cos.astype(self.dtype), sin.astype(self.dtype), rotary.interleaved)
+        return self.round(y, self.precision.rotated)
+
+    def unrotate(self, x: Array, cos: Array, sin: Array, rotary: Rotary) -> Array:
+        return unrotate(x.astype(self.dtype), cos.astype(self.dtype), sin.astype(self.dtype), rotary.interleaved)
+
     # scores
 
     def products(self, q: Array, k: Array, scale: float) -> Array:
@@ -91,13 +120,16 @@ class Rules:
         return self.round(s, self.precision.scores)
 
     def logits(
-        self, s: Array, softcap: float | None, bias: Array | None, visible: Array | None
-    ) -> tuple[Array, Array | None]:
-        """What enters the softmax, -inf where hidden, and s / softcap if there is one; may overwrite s."""
+        self, s: Array, softcap: float | None, bias: Array | None, visible: Array | None, modify: Modify | None = None
+    ) -> Logits:
+        """What enters the softmax, -inf where hidden, and on what the slopes depend; may overwrite s."""
         s, in_caps = self.capped(s, softcap)
+        before = None
+        if modify is not None:
+            before, s = s, self.round(modify(s), self.precision.scores)
         if bias is not None:
             s = self.round(s + bias, self.precision.scores)
-        return self.hide(s, visible), in_caps
+        return Logits(self.hide(s, visible), in_caps, before)
 
     def capped(self, s: Array, softcap: float | None) -> tuple[Array, Array | None]:
         if softcap is None:
@@ -120,20 +152,34 @@ class Rules:
         """exp(x - shift)."""
         if self.schedule.exp == "exp2":
             log2e = self.dtype.type(np.log2(np.e))
+            if x.ndim == 1:  # of maxima, when a row is rescaled, the difference comes first
+                return np.asarray(np.exp2((x - shift) * log2e))
             fused = x.astype(np.float64) * np.float64(log2e) - (shift * log2e).astype(np.float64)
             return np.asarray(np.exp2(fused.astype(self.dtype)))
         if self.schedule.exp == "numpy" or self.dtype == np.float64:
             return online.shifted_exp(x, shift)
         return np.asarray(np.exp((x - shift).astype(np.float64)).astype(self.dtype))
 
-    def update(self, state: State, t: Array, v: Array, visible: Array | None) -> State:
+    def update(
+        self, state: State, t: Array, v: Array, visible: Array | None, kept: Array | None = None
+    ) -> State:  # fmt: skip
         """The state after a tile of logits t (rows, keys) and values v (keys, Dv)."""
-        return online.update(state, t, v, self.exp, lambda p, v: self.weigh(p, v, visible))
+        return online.update(state, t, v, self.exp, lambda p, v: self.weigh(p, v, visible, kept))
 
-    def weigh(self, p: Array, v: Array, visible: Array | None) -> tuple[Array, Array]:
+    def weigh(
+        self, p: Array, v: Array, visible: Array | None, kept: Array | None = None
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """The row sums, which know nothing of dropout, and the product with the values."""
         rounded = self.round(p, self.precision.weights)
         summed = rounded if self.precision.sum_rounded_weights else p
-        return summed.sum(-1), selected_product(rounded, v, visible)
+        return summed.sum(-1), selected_product(self.drop(rounded, kept), v, visible)
+
+    def drop(self, p: Array, kept: Array | None) -> Array:
+        return p if kept is None else np.where(kept, p, 0)
+
+    def undropped(self, dropout: float | None) -> Array:
+        """What makes up for the weights that are dropped: 1 / (1 - dropout)."""
+        return self.dtype.type(1 if dropout is None else 0 if dropout == 1 else 1 / (1 - dropout))
 
     def merge(self, a: State, b: State) -> State:
         return online.merge(a, b, self.exp)

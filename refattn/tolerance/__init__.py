@@ -5,14 +5,21 @@ can make on these very inputs, in two strengths.  The *rigorous* bound holds alw
 one assumes independent roundings and is exceeded by an honest implementation with probability
 1e-6 over the whole suite; it decides, and where independence fails (`ties`) it is coherent or
 rigorous.  The derivation stands where it is computed: `rounding`, `scores`, `ties`, `forward`,
-`backward`, and `lite`, a cheap form for long 16-bit forwards.
+`backward`, `scalars` (dscale, dsoftcap), `matrices` (scores and weights), `extras` (score_mod, dropout,
+inputs known but roughly), and `lite`, a cheap form for long 16-bit forwards.
 
 Work is by one head, tile by tile: O(N D) memory.
 """
 
 from .backward import Backward, backward
+from .extras import NONE, Extras
 from .forward import Forward, Tile, forward
 from .lite import forward_lite
+from .matrices import matrices
 from .rounding import LAMBDA, half_ulp, interval
+from .scalars import Scalars
 
-__all__ = ["LAMBDA", "Backward", "Forward", "Tile", "backward", "forward", "forward_lite", "half_ulp", "interval"]
+__all__ = [
+    "LAMBDA", "NONE", "Backward", "Extras", "Forward", "Scalars", "Tile",
+    "backward", "forward", "forward_lite", "half_ulp", "interval", "matrices",
+]  # fmt: skip

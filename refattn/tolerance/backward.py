@@ -5,8 +5,8 @@
 with the errors of P and dS that `pairs` derives.  Sharp: variances of independent errors add.  The
 errors of lse and delta are common to a row and enter dq coherently, as v_Δ (P k)² + v_lse (dS k)²;
 to dk and dv the rows contribute independently.  Keys whose scores agree, or rows (of any head of
-the group) in which a key has the same score, add coherently (`ties`).  dbias and dsinks have the
-rigorous bound alone.
+the group) in which a key has the same score, add coherently (`ties`).  dbias, dsinks, dscale and
+dsoftcap have the rigorous bound alone.
 
 First a pass over tiles of rows (dq, and what a row knows), then one over tiles of keys (dk, dv).
 """
@@ -22,6 +22,7 @@ from ..precision import Precision
 from .forward import COARSE, EVERYTHING, LARGEST, row_tiles
 from .pairs import Head, Keys, Pairs, Rows, Slopes, delta_errors, pairs, rows_of, slopes
 from .rounding import LAMBDA, SQUARES_VANISH, Units
+from .scalars import Scalars
 from .ties import Ties
 
 __all__ = ["Backward", "Bound", "Head", "backward"]
@@ -41,6 +42,7 @@ class Backward(NamedTuple):
     dv: Bound
     dsink: list[tuple[float, float]]
     """value and rigorous error of each head's sum"""
+    scalars: list[Scalars]
 
 
 @dataclass
@@ -93,16 +95,17 @@ def backward(
     g = Keys(k, v, scale, softcap, precision, Units(precision, len(k)))
     with np.errstate(over="ignore", invalid="ignore"):
         known = [rows_of(h) for h in heads]
-        dq = [_rows_pass(h, r, g) for h, r in zip(heads, known, strict=True)]
+        scalars = [Scalars() for _ in heads]
+        dq = [_rows_pass(h, r, g, sums) for h, r, sums in zip(heads, known, scalars, strict=True)]
         dk, dv = _keys_pass(heads, known, g)
-        return Backward(dq, dk, dv, [_dsink(h, r, g.c) for h, r in zip(heads, known, strict=True)])
+        return Backward(dq, dk, dv, [_dsink(h, r, g.c) for h, r in zip(heads, known, strict=True)], scalars)
 
 
 def _blocks(n: int, size: int) -> int:
     return -(-n // size) if size else 1
 
 
-def _rows_pass(h: Head, r: Rows, g: Keys) -> Bound:
+def _rows_pass(h: Head, r: Rows, g: Keys, scalars: Scalars) -> Bound:
     """dq of a head; fills in what each row knows of delta's error."""
     c, k = g.c, g.k
     total = _Sum.zeros(h.q.shape)
@@ -115,6 +118,7 @@ def _rows_pass(h: Head, r: Rows, g: Keys) -> Bound:
         s = slopes(p, h, r, g, rows)
         if h.on_dt is not None:
             h.on_dt(rows, s.dT, s.e_dT)
+        scalars.add(p, s, np.abs(h.q[rows]) @ kabs.T, g)
         value = s.dS @ k
         PK = (p.P * p.slope) @ k
         variance = (s.relative**2 + s.absolute**2) @ k2
@@ -122,7 +126,10 @@ def _rows_pass(h: Head, r: Rows, g: Keys) -> Bound:
         variance += r.v_delta[rows] * PK**2 + r.v_lse[rows] * value**2
         coherent = r.b_delta[rows] * np.abs(PK) + s.low @ kabs + c.u_weights * np.abs(value)
         rigorous = _times(s.e_dS, kabs)
-        coherent = np.where(_dependent(p.t, p.P, p.e, c) | np.isinf(rigorous), rigorous, coherent)
+        if h.extras.slack_k is not None:
+            rigorous = rigorous + _times(np.abs(s.dS) + s.e_dS, h.extras.slack_k)
+        dependent = _dependent(p.t, p.P, p.e, c) | h.extras.rough
+        coherent = np.where(dependent | np.isinf(rigorous), rigorous, coherent)
         terms = size * (np.abs(s.dS) @ kabs)
         total.put(
             rows, g.scale * value, size * rigorous, size**2 * variance, size * coherent, terms,
@@ -169,6 +176,8 @@ class _Columns(NamedTuple):
     relative: Array
     absolute: Array
     coherent: Array
+    kept: Array
+    """P after dropout, which meets dout; its errors are those of the next three"""
     e_P: Array
     low: Array
     sd_P: Array
@@ -180,10 +189,15 @@ def _columns(p: Pairs, s: Slopes, r: Rows, c: Units) -> _Columns:
     relative = np.copysign(np.hypot(s.relative, s.dS * np.sqrt(r.v_lse)), s.dS)
     absolute = np.hypot(s.absolute, p.P * p.slope * np.sqrt(r.v_delta))
     coherent = s.low + p.P * np.abs(p.slope) * r.b_delta
-    e_P = p.P * p.e + u_p * p.P * (1 + p.e) + low
+    e_P = np.where(p.burst, np.inf, p.P * p.e + u_p * p.P * (1 + p.e) + low)
     sd_P = p.P * np.sqrt(p.v + r.v_lse + u_p * u_p / 3)
     x = np.where(p.visible, p.t - r.lse, 0.0)
-    found = (x, p.visible, p.far, p.P, p.e, s.dS, s.e_dS, relative, absolute, coherent, e_P, low, sd_P)
+    onto_v = [p.P, e_P, low, sd_P]
+    if p.kept is not None:
+        onto_v = [np.where(p.kept > 0, a * p.kept, 0.0) for a in onto_v]
+        onto_v[1] += 2 * c.u * onto_v[0]
+        onto_v[3] = np.hypot(onto_v[3], 2 * c.u * onto_v[0])
+    found = (x, p.visible, p.far, p.P, p.e, s.dS, s.e_dS, relative, absolute, coherent, *onto_v)
     return _Columns(*(a.T for a in found))
 
 
@@ -191,6 +205,8 @@ def _keys_pass(heads: list[Head], known: list[Rows], g: Keys) -> tuple[Bound, Bo
     """dk and dv; the rows of all heads stand side by side, so that those of equal heads are seen to tie."""
     c, u_p, size = g.c, g.c.u_weights, abs(g.scale)
     q, dout = np.concatenate([h.q for h in heads]), np.concatenate([h.dout for h in heads])
+    slacks = [h.extras.slack_q for h in heads if h.extras.slack_q is not None]
+    slack_q = np.concatenate(slacks) if slacks else None
     qabs, q2, dabs, d2 = np.abs(q), q * q, np.abs(dout), dout * dout
     dk, dv = _Sum.zeros(g.k.shape), _Sum.zeros(g.v.shape)
     apart_k, apart_v = np.zeros(g.k.shape), np.zeros(g.v.shape)
@@ -203,16 +219,18 @@ def _keys_pass(heads: list[Head], known: list[Rows], g: Keys) -> tuple[Bound, Bo
         if g.precision.grad_per_head:
             for h, one in zip(heads, found, strict=True):
                 apart_k[keys] += size * np.abs(one.dS @ h.q)
-                apart_v[keys] += np.abs(one.P @ h.dout)
+                apart_v[keys] += np.abs(one.kept @ h.dout)
         x = _Columns(*(np.concatenate(parts, axis=1) for parts in zip(*found, strict=True)))
         ties = Ties(x.x, c.widths(x.far.max(1, keepdims=True, initial=0.0)), x.visible & (x.P > 0))
         alike = ties.alike(x.P, c.u * x.P.sum(1, keepdims=True))
-        dependent = _dependent(x.x, x.P, x.e, c)
+        dependent = _dependent(x.x, x.P, x.e, c) | heads[0].extras.rough
 
         value = x.dS @ q
         variance = (x.relative**2 + x.absolute**2) @ q2
         variance += ties.sum_squares(x.relative, q) + ties.sum_squares(x.absolute, q)
         rigorous = _times(x.e_dS, qabs)
+        if slack_q is not None:
+            rigorous = rigorous + _times(np.abs(x.dS) + x.e_dS, slack_q)
         coherent = x.coherent @ qabs + u_p * np.abs(value)
         coherent = np.where(dependent | np.isinf(rigorous), rigorous, coherent)
         terms = size * (np.abs(x.dS) @ qabs)
@@ -221,12 +239,12 @@ def _keys_pass(heads: list[Head], known: list[Rows], g: Keys) -> tuple[Bound, Bo
             size**2 * ((x.dS * x.dS) @ q2), alike,
         )  # fmt: skip
 
-        value = x.P @ dout
+        value = x.kept @ dout
         variance = (x.sd_P * x.sd_P) @ d2 + ties.sum_squares(x.sd_P, dout)
-        rigorous = x.e_P @ dabs
-        coherent = np.where(dependent, rigorous, x.low @ dabs + u_p * np.abs(value))
-        terms = x.P @ dabs
-        dv.put(keys, value, rigorous, variance, coherent, terms, (x.P * x.P) @ d2, alike)
+        rigorous = _times(x.e_P, dabs)
+        coherent = np.where(dependent | np.isinf(rigorous), rigorous, x.low @ dabs + u_p * np.abs(value))
+        terms = x.kept @ dabs
+        dv.put(keys, value, rigorous, variance, coherent, terms, (x.kept * x.kept) @ d2, alike)
         count[keys] = x.visible.sum(1, keepdims=True)
     blocks = _blocks(len(q), g.precision.grad_q_block)
     return dk.finish(count, blocks, apart_k, c, g.scale), dv.finish(count, blocks, apart_v, c)
@@ -242,7 +260,10 @@ def _dsink(h: Head, r: Rows, c: Units) -> tuple[float, float]:
     far = np.maximum(abs(h.sink), np.abs(r.lse))
     e = np.expm1(np.minimum(r.e_lse + u * (4 * away + 2 * far) + c.eps, LARGEST))
     incoming = h.dlse - r.delta
-    error = share * (e * np.abs(incoming) + (1 + e) * (r.e_delta + 2 * u * (np.abs(h.dlse) + np.abs(r.delta))))
+    endless = np.isinf(r.e_delta) & ~np.isneginf(h.forward.lse)
+    e_delta = np.where(endless, 0.0, r.e_delta)
+    error = share * (e * np.abs(incoming) + (1 + e) * (e_delta + 2 * u * (np.abs(h.dlse) + np.abs(r.delta))))
+    error = np.where(endless, np.inf, error)
     terms = np.abs(share * incoming)
     error = error + c.smallest_normal * np.abs(incoming) + len(h.q) * u * (terms + error)
     return float((share * incoming).sum()), float(error.sum())

@@ -22,7 +22,8 @@ Terms that differ by less than a unit of their sum round alike when they are add
 as coherent (`Ties.alike`).  Where a row's scores spread over less than four roundings of P, the
 rigorous P term is used.  Where the weights may be off by more than COARSE
 the errors do not add linearly, and the rigorous bound is all there is; so it is where q is scaled
-and rounded beforehand, which is one error for all keys of a row.
+and rounded beforehand, which is one error for all keys of a row, and where inputs are known but
+roughly (`extras`).
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from typing import Any
 import numpy as np
 
 from ..precision import Precision
+from .extras import NONE, Extras
 from .rounding import LAMBDA, SQUARES_VANISH, Units, repetitive
-from .scores import scores
+from .scores import Scores, scores
 from .ties import Ties
 
 __all__ = ["COARSE", "Forward", "Tile", "forward", "row_tiles"]
@@ -73,7 +75,7 @@ def row_tiles(rows: int, keys: int, elements: int = 1 << 18) -> list[slice]:
 
 def forward(
     q: Array, k: Array, v: Array, visible: Tile, bias: Tile, scale: float, softcap: float | None, sink: float | None,
-    precision: Precision,
+    precision: Precision, extras: Extras = NONE,
 ) -> Forward:  # fmt: skip
     """Bounds of one head; q (Lq, D), k (Lk, D), v (Lk, Dv) finite float64, exact in the inputs' dtype."""
     Lq, Lk, Dv = len(q), len(k), v.shape[1]
@@ -87,18 +89,26 @@ def forward(
     for rows in row_tiles(Lq, Lk):
         tile = visible(rows, EVERYTHING), bias(rows, EVERYTHING)
         with np.errstate(over="ignore", invalid="ignore"):
-            part = _tile(q[rows], k, v, vabs, v2, same_q[rows] & same_k, *tile, scale, softcap, sink, precision, c)
+            s = scores(
+                q[rows], k, same_q[rows] & same_k, *tile, scale, softcap, precision, c,
+                extras.product_slack(q[rows], k, rows, EVERYTHING), extras.mod(rows, EVERYTHING),
+            )  # fmt: skip
+            part = _tile(s, v, vabs, v2, tile[0], sink, precision, c, extras.factors(rows, EVERYTHING), extras)
         for name in sizes:
             getattr(bound, name)[rows] = getattr(part, name)
     return bound
 
 
 def _tile(
-    q: Array, k: Array, v: Array, vabs: Array, v2: Array, repeats: Array, visible: Array, bias: Array | None,
-    scale: float, softcap: float | None, sink: float | None, precision: Precision, c: Units,
+    s: Scores, v: Array, vabs: Array, v2: Array, visible: Array, sink: float | None, precision: Precision, c: Units,
+    kept: Array | None, extras: Extras,
 ) -> Forward:  # fmt: skip
+    """`kept` are the factors r of dropout: out = sum p r v, and p r stands where p meets v."""
     u, u_p, eps, T = c.u, c.u_weights, c.eps, c.rescalings
-    s = scores(q, k, repeats, visible, bias, scale, softcap, precision, c)
+
+    def dropped(x: Array) -> Array:
+        return x if kept is None else x * kept
+
     m = s.t.max(1, keepdims=True, initial=-np.inf if sink is None else sink)
     dead = np.isneginf(m)
     m = np.where(dead, 0.0, m)
@@ -107,19 +117,21 @@ def _tile(
     total = weight.sum(1, keepdims=True) + (0.0 if sink is None else np.exp(sink - m))
     inverse = 1 / np.where(total > 0, total, 1.0)
     p = weight * inverse
-    o, B = p @ v, p @ vabs
+    pr = dropped(p)
+    o, B = pr @ v, pr @ vabs
     size = np.abs(o)
 
     far = np.where(visible, np.maximum(np.abs(m), np.abs(np.where(visible, s.t, 0.0))), 0.0)
     e_x = u * (4 * np.abs(x) + 2 * far)
     e = np.expm1(np.minimum(s.error + e_x + (T + 1) * eps + T * u, LARGEST))
     a = p * e
-    A0, A1 = a.sum(1, keepdims=True), a @ v
-    A2 = a @ v2
+    ar = dropped(a)
+    A0, A1 = a.sum(1, keepdims=True), ar @ v
+    A2 = dropped(ar) @ v2
     about = np.maximum(A2 - 2 * o * A1 + o * o * A0, 0.0)
     about += 1e-15 * (A2 + o * o * A0)  # the cancellation just made
     theta = np.sqrt(A0) * np.sqrt(about)  # apart, since the product may underflow
-    aV = a @ vabs
+    aV = ar @ vabs
 
     rounding_p = u_p * (B + aV) + c.pv_rounds * u * (B + aV)
     visible_count = visible.sum(1, keepdims=True)
@@ -127,28 +139,35 @@ def _tile(
     if u_p:
         unit = p if precision.weights_normalised else weight
         low = np.where(visible & (unit < c.weights_normal), np.minimum(c.weights_eta / 2, unit), 0.0)
-        underflow = (low @ vabs) * (1.0 if precision.weights_normalised else inverse)
+        underflow = underflow + (dropped(low) @ vabs) * (1.0 if precision.weights_normalised else inverse)
     flushed = np.where(visible & (weight < c.smallest_normal), c.smallest_normal, 0.0)
     if flushed.any():
-        underflow = underflow + (flushed @ vabs) * inverse
+        underflow = underflow + (dropped(flushed) @ vabs) * inverse
+    if extras.slack_v is not None:
+        underflow = underflow + (pr + ar) @ extras.slack_v
 
     large = p > u
     R = large.sum(1, keepdims=True)
     small = np.where(large, 0.0, p)
-    smallV = small @ vabs
+    smallV = dropped(small) @ vabs
     half = (B + size) / 2  # no partial sum is larger
     many = (visible_count - R) * u  # of the small terms: none costs more than itself, nor than u times the sum
-    smallV = np.minimum((smallV + np.where(large, 0.0, a) @ vabs) * (1 + visible_count * u), many * (half + aV))
+    smallV = np.minimum((smallV + np.where(large, 0.0, ar) @ vabs) * (1 + visible_count * u), many * (half + aV))
     small_l = np.minimum(small.sum(1, keepdims=True), many)
     sum_v = R * u * (half + aV) + 2 * T * u * (B + aV) + smallV
     sum_l = R * u + small_l + 2 * T * u
     rounded_l = u_p if precision.sum_rounded_weights else 0.0
     denominator = 1 - A0 - sum_l - rounded_l
+    factors = (4 if kept is None else 6) * u  # 1 / l, and of dropout
     with np.errstate(divide="ignore", over="ignore"):
         rigorous = theta + rounding_p + underflow + sum_v + size * (sum_l * (1 + A0) + rounded_l)
-        rigorous = np.where(denominator > 0.01, rigorous / np.maximum(denominator, 0.01), np.inf) + 4 * u * size
+        rigorous = np.where(denominator > 0.01, rigorous / np.maximum(denominator, 0.01), np.inf) + factors * size
     low_v, high_v = (v.min(0), v.max(0)) if len(v) else (np.zeros(v.shape[1]), np.zeros(v.shape[1]))
-    if sink is not None:
+    if extras.slack_v is not None and len(v):
+        low_v, high_v = low_v - extras.slack_v.max(0), high_v + extras.slack_v.max(0)
+    if kept is not None:
+        low_v, high_v = low_v * kept.max(initial=0.0), high_v * kept.max(initial=0.0)
+    if sink is not None or kept is not None:
         low_v, high_v = np.minimum(low_v, 0), np.maximum(high_v, 0)
     largest = np.maximum(np.abs(low_v), np.abs(high_v))
     hull = (
@@ -164,24 +183,28 @@ def _tile(
     w = p * sd
     w2 = w * w
     W0 = w2.sum(1, keepdims=True)
-    spread_o = np.maximum(w2 @ v2 - 2 * o * (w2 @ v) + o * o * W0, 0.0)
-    S2 = (p * p) @ v2
+    w2r = dropped(w2)
+    spread_o = np.maximum(dropped(w2r) @ v2 - 2 * o * (w2r @ v) + o * o * W0, 0.0)
+    S2 = (pr * pr) @ v2
     ties = Ties(np.where(visible, s.t, 0.0), c.widths(far.max(1, keepdims=True, initial=0.0)), visible & (p > 0))
     alike = ties.alike(p, np.full((len(p), 1), u))
-    W0 = W0 + ties.sum_squares_of(w)
+    together_w = ties.sum_squares_of(w)
+    W0 = W0 + together_w
     variance_p = (u_p * u_p + c.pv_rounds * u * u) / 3 * S2
     coherent = np.zeros_like(o)
-    if not u_p:
+    if not u_p and kept is None:
         spread_o += ties.sum_squares(w, v, o)
+    elif not u_p:  # (a - b)² <= 2a² + 2b²
+        spread_o += 2 * ties.sum_squares(dropped(w), v) + 2 * o * o * together_w
     else:
-        together = ties.sum_squares(p, v)
+        together = ties.sum_squares(pr, v)
         variance_p = variance_p + u_p * u_p / 3 * together
         # keys that agree have about the same v_theta, far below u_p²: (a - b)² <= 2a² + 2b² will do
         spread_o += 2 * v_theta.max(1, keepdims=True, initial=0.0) * (together + o * o * ties.sum_squares_of(p))
         mean_x = (p * x).sum(1, keepdims=True)
         narrow = (p * x * x).sum(1, keepdims=True) - mean_x * mean_x < (4 * u_p) ** 2
         coherent = np.where(narrow, rounding_p, 0.0)
-    prefix = _largest_prefix(p, v, o)
+    prefix = _largest_prefix(pr, v, o)
     variance_sum = u * u / 3 * (R * np.minimum(prefix**2 / 3 + S2 / 6, half**2) + alike * half**2)
     sum_of_l = u * u / 3 * (R / 3 + alike)
     variance_l = sum_of_l * o * o
@@ -189,19 +212,19 @@ def _tile(
         variance_l = variance_l + u_p * u_p / 3 * o * o * ((p * p).sum(1, keepdims=True) + ties.sum_squares_of(p))
     px, pw = p * x, p * s.log_scale
     sum_px, sum_pw = px.sum(1, keepdims=True), pw.sum(1, keepdims=True)
-    scale_error = 2 * u * (np.abs(px @ v - o * sum_px) + np.abs(pw @ v - o * sum_pw))
+    scale_error = 2 * u * (np.abs(dropped(px) @ v - o * sum_px) + np.abs(dropped(pw) @ v - o * sum_pw))
     deviation = np.sqrt(spread_o + variance_p + variance_sum + variance_l)
     coherent = coherent + underflow + smallV + size * small_l
-    sharp = LAMBDA * deviation + scale_error + coherent + (u_p + 6 * u) * size
+    sharp = LAMBDA * deviation + scale_error + coherent + (u_p + 2 * u + factors) * size
     sharp = np.fmin(sharp, rigorous)  # squares may overflow in float64: then the rigorous one
-    coarse = (A0 > COARSE) | (c.u_scaled_q > 0)
+    coarse = (A0 > COARSE) | (c.u_scaled_q > 0) | extras.rough
     sharp = np.where((B < SQUARES_VANISH) | coarse, rigorous, sharp)
 
     log_l = np.abs(np.log(np.where(total > 0, total, 1.0)))
     lse = np.where(dead, -np.inf, m + np.log(np.where(total > 0, total, 1.0)))
     final = u * (np.abs(m) + np.abs(np.where(dead, 0.0, lse)) + 2 * log_l + 4)
     lse_rigorous = final - np.log1p(-np.minimum(A0 + sum_l + rounded_l, 0.999))
-    lse_rigorous = np.where(A0 + sum_l + rounded_l < 0.99, lse_rigorous, LARGEST)
+    lse_rigorous = np.where(A0 + sum_l + rounded_l < 0.99, lse_rigorous, np.inf)
     # and lse moves by no more than the largest error of a score
     furthest = np.where(visible, s.error + e_x, 0.0).max(1, keepdims=True, initial=0.0) + (T + 1) * eps + T * u
     lse_rigorous = np.fmin(lse_rigorous, furthest + final - np.log1p(-np.minimum(sum_l + rounded_l, 0.999)))

@@ -20,9 +20,10 @@ import numpy as np
 
 from ..dtypes import FORMATS
 from ..precision import Precision
+from .extras import NONE, Extras
 from .forward import LARGEST, Forward, Tile
 from .rounding import Units, half_ulp, repetitive
-from .scores import scores
+from .scores import Scores, scores
 from .ties import Ties
 
 __all__ = ["Head", "Keys", "Pairs", "Rows", "Slopes", "delta_errors", "pairs", "rows_of", "slopes"]
@@ -40,6 +41,7 @@ class Head(NamedTuple):
     visible: Tile
     bias: Tile
     sink: float | None
+    extras: Extras = NONE
     on_dt: Callable[[slice, Array, Array], None] | None = None
     """called with (rows, dT, its rigorous error) for each tile of rows"""
 
@@ -89,10 +91,15 @@ class Pairs(NamedTuple):
     dP: Array
     e_dP: Array
     v_dP: Array
+    burst: Array
+    """where the exponent of P is off by so much that P may overflow"""
     over: Array
-    """where a stored dP may overflow"""
+    """there, and where a stored dP may overflow"""
     flushed: Array
     """error where P or its rounding underflows"""
+    kept: Array | None
+    """the factors of dropout"""
+    scores: Scores
 
 
 class Slopes(NamedTuple):
@@ -124,13 +131,19 @@ def pairs(h: Head, r: Rows, g: Keys, rows: slice, keys: slice) -> Pairs:
     u = c.u
     visible = h.visible(rows, keys)
     repeats = r.same_q[rows] & g.same_k[:, keys]
-    s = scores(h.q[rows], g.k[keys], repeats, visible, h.bias(rows, keys), g.scale, g.softcap, precision, c)
+    kept = h.extras.factors(rows, keys)
+    s = scores(
+        h.q[rows], g.k[keys], repeats, visible, h.bias(rows, keys), g.scale, g.softcap, precision, c,
+        h.extras.product_slack(h.q[rows], g.k[keys], rows, keys), h.extras.mod(rows, keys),
+    )  # fmt: skip
     lse = r.lse[rows]
     t = np.where(visible, s.t, lse)
     P = np.where(visible, np.exp(np.minimum(t - lse, 0.0)), 0.0)
     away, far = np.abs(t - lse), np.maximum(np.abs(t), np.abs(lse))
     normalised = c.u_weights if precision.weights_normalised else 0.0
-    e = np.expm1(np.minimum(s.error + r.e_lse[rows] + u * (4 * away + 2 * far) + c.eps + normalised, LARGEST))
+    exponent = s.error + r.e_lse[rows] + u * (4 * away + 2 * far) + c.eps + normalised
+    burst = visible & ((exponent > LARGEST) | (t - lse + exponent > c.largest_exponent))
+    e = np.expm1(np.minimum(exponent, LARGEST))
     variance = s.variance + u * u / 3 * (4 * away**2 + 2 * far**2) + c.eps**2 / 3 + normalised**2 / 3
     dout, v = h.dout[rows], g.v[keys]
     Dv = v.shape[1]
@@ -142,16 +155,21 @@ def pairs(h: Head, r: Rows, g: Keys, rows: slice, keys: slice) -> Pairs:
     e_dP = Dv * u * (A + np.abs(dP)) / 2 * (1 + Dv * u) + rounds * u * A + Dv * c.eta
     v_dP = u * u / 3 * (Dv * (dP * dP / 3 + squares / 6) + rounds * squares)
     v_dP = np.where(r.same_dout[rows] & g.same_v[:, keys], e_dP * e_dP, v_dP)
+    if h.extras.slack_v is not None:
+        e_dP = e_dP + np.abs(dout) @ h.extras.slack_v[keys].T + u * A
+        v_dP = v_dP + e_dP * e_dP
+    if kept is not None:
+        dP, e_dP, v_dP = dP * kept, (e_dP + 2 * u * np.abs(dP)) * kept, (v_dP + (2 * u * dP) ** 2) * kept * kept
     if c.u_scores:  # dP is stored in the scores' dtype too
         e_dP = e_dP + c.u_scores * np.abs(dP) + c.scores_eta
         v_dP = v_dP + c.u_scores**2 / 3 * dP * dP + c.scores_eta**2
-    over = visible & (np.abs(dP) + e_dP > c.scores_max)
+    over = burst | visible & (np.abs(dP) + e_dP > c.scores_max)
     flushed = np.where(visible & (P < 4 * c.smallest_normal), np.minimum(P, c.smallest_normal), 0.0)
     if precision.weights_normalised:
         flushed = flushed + np.where(visible & (P < c.weights_normal), np.minimum(c.weights_eta / 2, P), 0.0)
     return Pairs(
         t, visible, np.where(visible, far, 0.0), P, e, variance,
-        s.slope, s.slope_error, s.slope_deviation, dP, e_dP, v_dP, over, flushed,
+        s.slope, s.slope_error, s.slope_deviation, dP, e_dP, v_dP, burst, over, flushed, kept, s,
     )  # fmt: skip
 
 
@@ -180,7 +198,7 @@ def slopes(p: Pairs, h: Head, r: Rows, g: Keys, rows: slice) -> Slopes:
     e_rounded = e_dS + u_p * (size + e_dS) + low
     low = low + p.flushed * np.abs(core * p.slope)
     # beyond the range of the weights' dtype an honest kernel overflows
-    e_rounded = np.where((1 + u_p) * (size + e_dS) > c.weights_max, np.inf, e_rounded)
+    e_rounded = np.where(np.isinf(e_dS) | ((1 + u_p) * (size + e_dS) > c.weights_max), np.inf, e_rounded)
     rounding = (u_p * u_p + 3 * u * u + 2 * c.u_scores**2) / 3
     relative = np.copysign(np.hypot(size * np.sqrt(p.v + rounding), dT * p.slope_deviation), dS)
     spread = p.v_dP + (u * u + c.u_scores**2) / 3 * (p.dP**2 + delta**2 + dlse**2)

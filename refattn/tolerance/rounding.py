@@ -40,6 +40,7 @@ class Units:
         self.u = accumulate.u
         self.smallest_normal = accumulate.smallest_normal
         self.eta = accumulate.eta
+        self.largest_exponent = math.log(accumulate.max)
         self.eps = precision.exp_ulp * self.u
         self.tanh = precision.tanh_error if precision.accumulate != "float64" else 4 * self.u
         weights = FORMATS[precision.weights] if precision.weights else None

@@ -1,0 +1,87 @@
+"""What only some problems have, of one head: score_mod, dropout, and inputs that are known but roughly.
+
+A kernel that rotates or dequantises its inputs works on q + δq, k + δk, v + δv, of which it is known
+that |δ| <= slack, element by element.  Such an error is one for all that reads the element, so these
+problems get the rigorous bound:
+
+    |δ(q·k)| <= slack_q |k|ᵀ + (|q| + slack_q) slack_kᵀ,   |δ out| <= sum p slack_v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..score_mods import ScoreMod
+
+__all__ = ["NONE", "Extras", "Modified"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Extras:
+    score_mod: ScoreMod | None = None
+    place: Callable[[slice, slice], tuple[Any, Any, Any, Any]] | None = None
+    """(rows, keys) -> b, h, i, j, as score_mod takes them"""
+    kept: Callable[[slice, slice], Array] | None = None
+    """(rows, keys) -> 1 / (1 - dropout) where kept, 0 where dropped"""
+    slack_q: Array | None = None
+    slack_k: Array | None = None
+    slack_v: Array | None = None
+
+    @property
+    def rough(self) -> bool:
+        """Whether any input is known but roughly."""
+        return not (self.slack_q is self.slack_k is self.slack_v is None)
+
+    def factors(self, rows: slice, keys: slice) -> Array | None:
+        return None if self.kept is None else self.kept(rows, keys)
+
+    def mod(self, rows: slice, keys: slice) -> Modified | None:
+        if self.score_mod is None or self.place is None:
+            return None
+        return Modified(self.score_mod, self.place(rows, keys))
+
+    def product_slack(self, q: Array, k: Array, rows: slice, keys: slice) -> Array | None:
+        """Bound of the error of q·k, (rows, keys)."""
+        if self.slack_q is None and self.slack_k is None:
+            return None
+        total = np.zeros((len(q), len(k)))
+        if self.slack_q is not None:
+            total += self.slack_q[rows] @ np.abs(k).T
+        if self.slack_k is not None:
+            size = np.abs(q) if self.slack_q is None else np.abs(q) + self.slack_q[rows]
+            total += size @ self.slack_k[keys].T
+        return total
+
+
+NONE = Extras()
+
+
+@dataclass(frozen=True)
+class Modified:
+    """score_mod on one tile: the value, the slope, and their errors, of scores t known to within e.
+
+        |f(t + δ) - f(t)| <= steepest e,   evaluation: roundings u terms,
+        |f'(t + δ) - f'(t)| <= bend e,     evaluation: roundings u (1 + |f'|) max(1, |t|)
+    """
+
+    f: ScoreMod
+    place: tuple[Any, Any, Any, Any]
+
+    def apply(self, t: Array, e: Array, v: Array, u: float) -> tuple[Array, Array, Array]:
+        """The value, its rigorous error and its variance."""
+        own = self.f.roundings * u * self.f.terms(t, *self.place)
+        error = self.f.steepest(t, e, *self.place) * e + own
+        variance = self.f.slope(t, *self.place) ** 2 * v + (self.f.bend * e * e / 2) ** 2 + own * own
+        return self.f(t, *self.place), error, variance
+
+    def slope(self, t: Array, e: Array, v: Array, u: float) -> tuple[Array, Array, Array]:
+        """The slope, its rigorous error and its standard deviation."""
+        slope = self.f.slope(t, *self.place)
+        own = self.f.roundings * u * (1 + np.abs(slope)) * np.maximum(1.0, np.abs(t))
+        return slope, self.f.bend * e + own, np.hypot(self.f.bend * np.sqrt(v), own)

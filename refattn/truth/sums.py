@@ -1,0 +1,44 @@
+"""The rigorous bounds of gradients that are summed over pairs, heads and batch entries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..tolerance import Scalars
+
+__all__ = ["BiasSum", "total"]
+
+Array = np.ndarray[Any, Any]
+EVERYTHING = slice(None)
+
+
+class BiasSum:
+    """dbias' rigorous bound: sums of |dT| and of its error over what the bias broadcast over."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.error, self.terms, self.count = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+
+    def at(self, b: int, h: int) -> Any:
+        B, H, Lq, Lk = self.error.shape
+
+        def add(rows: slice, dT: Array, error: Array) -> None:
+            for total, part in ((self.error, error), (self.terms, np.abs(dT)), (self.count, np.ones_like(dT))):
+                place = total[b if B > 1 else 0, h if H > 1 else 0]
+                if Lq == 1:
+                    part = part.sum(0, keepdims=True)
+                if Lk == 1:
+                    part = part.sum(1, keepdims=True)
+                place[rows if Lq > 1 else EVERYTHING] += part
+
+        return add
+
+    def radius(self, u: float) -> Array:
+        return self.error + self.count * u * (self.terms + self.error)
+
+
+def total(scalars: list[Scalars], name: str, u: float) -> Array:
+    """The rigorous error of dscale or dsoftcap, the heads' sums and rows added up in any order."""
+    error, terms = (sum(getattr(s, f"{name}_{what}") for s in scalars) for what in ("error", "terms"))
+    return np.asarray(error + (len(scalars) + sum(s.rows for s in scalars)) * u * (terms + error))
