@@ -85,7 +85,7 @@ class Sequential(Rules):
             s += a[:, None] * b
         return s * self.dtype.type(scale)
 
-    def weigh(self, p: Array, v: Array, visible: Array | None) -> tuple[Array, Array]:
+    def weigh(self, p: Array, v: Array, visible: Array | None, kept: Array | None = None) -> tuple[Array, Array]:
         total, o = np.zeros(len(p), self.dtype), np.zeros((len(p), v.shape[1]), self.dtype)
         for j, weight in enumerate(p.T):
             total += weight
@@ -96,7 +96,7 @@ class Sequential(Rules):
 class Pairwise(Sequential):
     """The weights' sums as a binary tree; a power of 2 of keys."""
 
-    def weigh(self, p: Array, v: Array, visible: Array | None) -> tuple[Array, Array]:
+    def weigh(self, p: Array, v: Array, visible: Array | None, kept: Array | None = None) -> tuple[Array, Array]:
         o = p[:, :, None] * v
         while p.shape[1] > 1:
             p, o = p[:, ::2] + p[:, 1::2], o[:, ::2] + o[:, 1::2]

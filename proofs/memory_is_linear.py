@@ -53,6 +53,7 @@ import numpy as np
 from refattn import oracle, streaming
 from refattn.masks import Window
 from refattn.montecarlo import Finding, Run, exact, main, stream, within
+from refattn.oracle import arguments
 from refattn.streaming.arguments import Arguments
 
 Array = np.ndarray[Any, Any]
@@ -204,10 +205,10 @@ def counted(x: Any) -> Any:
 
 def multiply_adds(run: Run, name: str, what: str, N: int, Dv: int) -> int:
     """How many the implementation executes in matrix products."""
-    exact64, head = oracle.exact64, Arguments.head
+    exact64, head = arguments.exact64, Arguments.head
     Counted.multiply_adds = 0
     with (
-        mock.patch.object(oracle, "exact64", lambda x, name: counted(exact64(x, name))),
+        mock.patch.object(arguments, "exact64", lambda x, name: counted(exact64(x, name))),
         mock.patch.object(Arguments, "head", lambda self, x, b, h: counted(head(self, x, b, h))),
     ):
         kernel(name, what, run.world)(*inputs(run.seed, N, what, Dv))

@@ -23,7 +23,6 @@ PACKAGE = Path(refattn.__file__).parent
 
 
 class Mutation(NamedTuple):
-
     what: str
     file: str
     old: str

@@ -150,7 +150,7 @@ def test_within_the_bound_of_ball_arithmetic(absorbed: bool, spread: float) -> N
     mask = np.array([[True, True, False, True, True], [False] * 5, [False, False, True, False, True]])
     out, lse = latent_attention(**x, mask=mask, absorbed=absorbed)
     sizes, limit = _sizes(x, {"mask": mask, "scale": None}, out, np.zeros_like(lse))
-    (_, H, Lq, Dn), (_, Lk, R), Dr, Dv = x["q_nope"].shape, x["c"].shape, 2, 6
+    (_, H, Lq, Dn), R, Dr, Dv = x["q_nope"].shape, 7, 2, 6
     worst = 0.0
     with flint.ctx.workprec(300):
         balls: dict[str, Any] = {}

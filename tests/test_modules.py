@@ -69,7 +69,7 @@ def _problems(draw: st.DrawFn) -> tuple[dict[str, Any], Array | None, float | No
 
 @given(_problems())
 def test_gradients_by_complex_step(problem: tuple[dict[str, Any], Array | None, float | None, Array]) -> None:
-    """One random direction for each argument: Im loss(x + 1e-100 i u) / 1e-100 = <gradient, u>, with nothing subtracted."""
+    """One random direction for each argument: Im loss(x + i h u) / h = <gradient, u>, with nothing subtracted."""
     x, mask, scale, dout = problem
     out = multi_head_attention(**x, mask=mask, scale=scale)
     size = 1 + np.abs(out * dout).sum()
@@ -207,7 +207,7 @@ def test_tokens_that_are_not_seen_do_not_matter(seed: int, bad: float) -> None:
 
 
 def test_a_token_spoils_the_heads_that_see_it_only() -> None:
-    """Key 4 is NaN, and seen by query head 0, of key head 0, alone: key head 1 has the weights' gradient it always had."""
+    """Key 4 is NaN, and query head 0, of key head 0, alone sees it: key head 1 has the gradients it had."""
     x = _draw(np.random.default_rng(5))
     mask = np.ones((4, 1, 5), dtype=bool)
     mask[1:, :, 4] = False

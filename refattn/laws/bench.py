@@ -71,7 +71,7 @@ class Reply:
     def __getitem__(self, name: str) -> Measured:
         if name not in self:
             raise Refused(f"returns no {name}")
-        measured = Measured.of(self.outputs[name], self.expected[name])
+        measured = Measured.of(self.outputs[name], self.expected[name], self.precision)
         if self.unruly and name in OF_ROWS:
             dead = ~self.sees.reshape(measured.x.shape[:3] + (1,) * (measured.x.ndim - 3))
             measured = replace(measured, free=measured.free | dead)

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..judge import Output, ratios
+from ..precision import Precision
+from ..tolerance import half_ulp
 from ..truth import Expected
 
 __all__ = ["Measured", "compare", "exact"]
@@ -33,15 +35,24 @@ class Measured:
     free: Array
 
     @classmethod
-    def of(cls, got: Array, expected: Expected) -> Measured:
-        """An output of an answer.  Where the value is not finite the radius is 0."""
+    def of(cls, got: Array, expected: Expected, precision: Precision) -> Measured:
+        """An output of an answer.  Where the value is not finite the radius is 0.
+
+        The interval [RN(o - t), RN(o + t)] is about the truth's value o, and t counts the error of o itself:
+        2^-27 of t, and half of it where the implementation works in float64 as the truth does.  It is added,
+        since two problems have two o.  As o + t <= hi + h, with h half a unit of hi, t <= hi - o + h.
+        """
         x = np.asarray(got, dtype=np.float64)
-        with np.errstate(invalid="ignore"):
-            radius, rigorous = (
-                np.nan_to_num(np.maximum(hi - expected.value, expected.value - lo), nan=0.0, posinf=np.inf)
-                for lo, hi in ((expected.lo, expected.hi), (expected.rigorous_lo, expected.rigorous_hi))
-            )
-        return cls(x, radius, rigorous, expected.ignored | (expected.nonfinite & ~np.isfinite(x)))
+        value = np.where(np.isfinite(expected.value), expected.value, 0.0)
+        share = 0.5 if precision.accumulate == "float64" else 2.0**-27
+        radii = []
+        for lo, hi in ((expected.lo, expected.hi), (expected.rigorous_lo, expected.rigorous_hi)):
+            with np.errstate(invalid="ignore"):
+                r = np.maximum(hi - expected.value, expected.value - lo)
+            own = share * (r + half_ulp(np.abs(value) + np.where(np.isfinite(r), r, 0.0), expected.dtype))
+            radii.append(np.nan_to_num(r + own, nan=0.0, posinf=np.inf))
+        free = expected.ignored | (expected.nonfinite & ~np.isfinite(x))
+        return cls(x, radii[0], radii[1], free)
 
     def each(self, f: Callable[[Array], Array]) -> Measured:
         """`f`, which moves elements, of all four arrays."""

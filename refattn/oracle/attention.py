@@ -169,7 +169,7 @@ def attention_grad(
             bend = np.cosh(z) ** -2.0
             ds = np.where(x.visible, dc * bend, 0.0)
             dsoftcap = np.where(x.visible, dc * (np.tanh(z) - z * bend), 0.0).sum()
-        dscale = np.where(x.visible, ds * (x.q @ x.k.swapaxes(-1, -2)), 0.0).sum()
+        dscale = np.where(x.visible, ds * w.products, 0.0).sum()
     dq = x.scale * _select_matmul(ds, x.k, x.visible)
     dk = x.scale * _select_matmul(ds.swapaxes(-1, -2), x.q, x.visible.swapaxes(-1, -2))
     dv = _select_matmul(w.kept.swapaxes(-1, -2), dout, x.visible.swapaxes(-1, -2))
@@ -183,6 +183,8 @@ def attention_grad(
 
 
 class _Weighed(NamedTuple):
+    products: Array
+    """q kᵀ"""
     scores: Array
     before: Array
     """what score_mod was given"""
@@ -198,7 +200,8 @@ class _Weighed(NamedTuple):
 
 def _weigh(x: Inputs) -> _Weighed:
     with np.errstate(invalid="ignore", over="ignore"):
-        s = x.scale * (x.q @ x.k.swapaxes(-1, -2))
+        products = x.q @ x.k.swapaxes(-1, -2)
+        s = x.scale * products
         before = s if x.softcap is None else x.softcap * np.tanh(s / x.softcap)
         capped = before if x.score_mod is None else _of_mod(x.score_mod, before, x)
         biased = capped if x.bias is None else capped + x.bias
@@ -218,7 +221,7 @@ def _weigh(x: Inputs) -> _Weighed:
         total = np.where(total == 0, 1.0, total)
         p = np.where(x.visible, p / total, 0.0)
         share = None if share is None else share / total
-    return _Weighed(s, before, capped, t, p, p if x.kept is None else p * x.kept, lse, share)
+    return _Weighed(products, s, before, capped, t, p, p if x.kept is None else p * x.kept, lse, share)
 
 
 def _of_mod(function: Any, s: Array, x: Inputs) -> Array:

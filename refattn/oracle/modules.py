@@ -164,11 +164,11 @@ class _Heads:
                 f"K.shape={self.K.shape} must begin with (B, Lk)={(B, self.V.shape[1])}, "
                 f"of Q.shape={self.Q.shape} and V.shape={self.V.shape}"
             )
-        for a, heads, form in (("Q", h, "(h, d_model)"), ("K", h_kv, "(h_kv, d_model)"), ("V", h_kv, "(h_kv, d_model)")):
+        for a, name, heads in (("Q", "h", h), ("K", "h_kv", h_kv), ("V", "h_kv", h_kv)):
             w, begin = x[f"W_{a}"].shape, (heads, x[a].shape[2])
             if w[:2] != begin:
                 raise ValueError(
-                    f"W_{a}.shape={w} must begin with {form}={begin}, of W_V.shape={self.W_V.shape} "
+                    f"W_{a}.shape={w} must begin with ({name}, d_model)={begin}, of W_V.shape={self.W_V.shape} "
                     f"and {a}.shape={x[a].shape}"
                 )
         if self.W_K.shape[2] != D:

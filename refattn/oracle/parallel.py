@@ -131,22 +131,20 @@ def split_kv(
     """
     x = _Pieces(q, k, v, mask, bias, scale, softcap, None)
     Lk = x.k.shape[2]
-    if isinstance(parts, (bool, int)):
-        check_int("parts", parts, 1, ", or the sizes of the parts")
-        pieces = np.array_split(np.arange(Lk), parts)
-    else:
+    if isinstance(parts, Sequence):
         for n in parts:
             check_int("size in parts", n, 0)
         if sum(parts) != Lk:
             raise ValueError(f"parts={tuple(parts)} must sum to Lk={Lk}")
-        ends = np.cumsum([0, *parts])
-        pieces = [np.arange(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
-    rows = np.arange(x.q.shape[2])
+        pieces = np.split(np.arange(Lk), np.cumsum(parts, dtype=np.int64)[:-1])[: len(parts)]
+    else:
+        check_int("parts", parts, 1, ", or a list of the sizes of the parts")
+        pieces = np.array_split(np.arange(Lk), parts)
+    rows, shape = np.arange(x.q.shape[2]), (len(pieces), *x.q.shape[:3])
     states = [x.attend(rows, columns) for columns in pieces]
-    shape = (*x.q.shape[:3], x.v.shape[3])
     return Attention(
-        np.array([state.out for state in states]).reshape(len(states), *shape),
-        np.array([state.lse for state in states]).reshape(len(states), *shape[:3]),
+        np.array([state.out for state in states]).reshape(*shape, x.v.shape[3]),
+        np.array([state.lse for state in states]).reshape(shape),
     )
 
 
@@ -162,12 +160,12 @@ def shards(L: int, ranks: int, order: Order = "contiguous") -> list[Array]:
     """
     check_int("L", L, 0)
     check_int("ranks", ranks, 1)
+    if order not in ("contiguous", "zigzag"):
+        raise ValueError(f"order={order!r} must be 'contiguous' or 'zigzag'")
     if order == "contiguous":
         return list(np.array_split(np.arange(L), ranks))
-    if order == "zigzag":
-        pieces = np.array_split(np.arange(L), 2 * ranks)
-        return [np.concatenate([pieces[r], pieces[2 * ranks - 1 - r]]) for r in range(ranks)]
-    raise ValueError(f"order={order!r} must be 'contiguous' or 'zigzag'")
+    pieces = np.array_split(np.arange(L), 2 * ranks)
+    return [np.concatenate([pieces[r], pieces[2 * ranks - 1 - r]]) for r in range(ranks)]
 
 
 def ring_attention(
@@ -206,8 +204,8 @@ def ring_attention_grad(
     keys.  Of `attention_grad` all is here but dscale and dsoftcap.
 
     >>> x = np.arange(1.0, 6.0).reshape(1, 1, 5, 1)
-    >>> ring_attention_grad(x, x, x, np.ones_like(x), ranks=3).dv.sum().round(12)
-    np.float64(5.0)
+    >>> round(ring_attention_grad(x, x, x, np.ones_like(x), ranks=3).dv.sum().item(), 12)
+    5.0
     """
     x = _Pieces(q, k, v, mask, bias, scale, softcap, sinks)
     out, lse = ring_attention(
@@ -215,10 +213,8 @@ def ring_attention_grad(
     )
     dout = shaped(dout, "dout", out.shape)
     dlse = np.zeros_like(lse) if dlse is None else shaped(dlse, "dlse", lse.shape)
-    some = np.any(x.visible, axis=-1)
     with np.errstate(invalid="ignore", over="ignore"):
-        delta = (np.where(some[..., None], dout, 0.0) * out).sum(-1)
-    incoming = dlse - delta
+        incoming = dlse - (dout * out).sum(-1)
 
     dq, dk, dv, dt = np.zeros(x.q.shape), np.zeros(x.k.shape), np.zeros(x.v.shape), np.zeros(x.visible.shape)
     q_shards, k_shards = shards(x.q.shape[2], ranks, order), shards(x.k.shape[2], ranks, order)
@@ -242,8 +238,7 @@ def ring_attention_grad(
     dsinks = None
     if x.sinks is not None:
         with np.errstate(invalid="ignore", over="ignore"):
-            share = np.exp(x.sinks[:, None] - lse)
-        dsinks = _to_sinks(share, out, dout, lse, dlse, some)
+            dsinks = _to_sinks(np.exp(x.sinks[:, None] - lse), out, dout, lse, dlse, np.any(x.visible, axis=-1))
     return RingGradients(dq, x.sum_over_group(dk), x.sum_over_group(dv), dbias, dsinks)
 
 
@@ -269,8 +264,7 @@ class _Merge:
                 self.share = np.exp(sinks[:, None] - m)
                 total = total + self.share
             self.lse = m + np.log(total)
-            total = np.where(total == 0, 1.0, total)
-            self.weights = weights / total
+            self.weights = weights / total  # 0 / 0 where all is empty, which is looked at no more than out_n
             self.share = None if self.share is None else self.share / total
             self.out = np.where(self.empty[..., None], 0.0, self.weights[..., None] * self.outs).sum(0)
 

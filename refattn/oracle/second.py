@@ -82,11 +82,6 @@ def attention_grad_grad(
     def seen(pairs: Any) -> Array:
         return np.where(x.visible, pairs, 0.0)
 
-    def per_row(rows: Array) -> Array:
-        """dout · rows, 0 where nothing is seen."""
-        some = x.visible.any(-1, keepdims=True)
-        return (np.where(some, dout, 0.0) * rows).sum(-1, keepdims=True)
-
     with np.errstate(invalid="ignore", over="ignore"):
         s1 = seen(x.scale * (q1 @ x.k.swapaxes(-1, -2) + x.q @ k1.swapaxes(-1, -2)))
         slope: Array | float = 1.0
@@ -98,8 +93,8 @@ def attention_grad_grad(
         t1 = seen(slope * s1)
         p1 = seen(p * (t1 - (p * t1).sum(-1, keepdims=True)))
         out1 = _select_matmul(p1, x.v, x.visible) + _select_matmul(p, v1, x.visible)
-        above = dout @ x.v.swapaxes(-1, -2) - per_row(out)
-        above1 = dout @ v1.swapaxes(-1, -2) - per_row(out1)
+        above = dout @ x.v.swapaxes(-1, -2) - (dout * out).sum(-1, keepdims=True)
+        above1 = dout @ v1.swapaxes(-1, -2) - (dout * out1).sum(-1, keepdims=True)
         dt = seen(p * above)
         dt1 = seen(p1 * above + p * above1)
         ds, ds1 = seen(slope * dt), seen(slope1 * dt + slope * dt1)

@@ -11,7 +11,7 @@ from ..dtypes import format_of
 from ..masks import Mask, Visibility
 from ..score_mods import ScoreMod, check_score_mod
 
-__all__ = ["Arguments", "floating"]
+__all__ = ["Arguments", "floating", "stretched"]
 
 Array = np.ndarray[Any, Any]
 
@@ -91,7 +91,10 @@ class Arguments:
         """Which weights of a tile survive dropout, booleans; None without dropout."""
         if self.keep is None:
             return None
-        return np.asarray(self.keep(b, h, rows, keys) if callable(self.keep) else self.keep[b, h, rows, keys])
+        if not callable(self.keep):
+            return np.asarray(self.keep[b, h, rows, keys])
+        tile = (len(range(self.Lq)[rows]), len(range(self.Lk)[keys]))
+        return stretched(_boolean(self.keep(b, h, rows, keys)), "keep", tile, "(rows, keys)")
 
     def place(self, b: int, h: int, rows: slice, keys: slice) -> tuple[Any, ...]:
         """b, h, i, j of a tile, as `score_mod` takes them; floats for those that are made of operators."""
@@ -112,10 +115,7 @@ class Arguments:
     def _checked_keep(self, keep: Any) -> Any:
         if callable(keep):
             return keep
-        keep = np.asarray(keep)
-        if keep.dtype != np.bool_:
-            raise TypeError(f"keep.dtype={keep.dtype} must be bool, True = kept")
-        return self._stretched(keep, "keep")
+        return self._stretched(_boolean(keep), "keep")
 
     def _checked_mask(self, mask: Any) -> Visibility | Array | None:
         if mask is None:
@@ -134,10 +134,22 @@ class Arguments:
         return self._stretched(mask, "mask")
 
     def _stretched(self, x: Array, name: str) -> Array:
-        try:
-            return np.broadcast_to(x, self.shape)
-        except ValueError:
-            raise ValueError(f"{name}.shape={x.shape} must broadcast to (B, H, Lq, Lk)={self.shape}") from None
+        return stretched(x, name, self.shape, "(B, H, Lq, Lk)")
+
+
+def stretched(x: Array, name: str, shape: tuple[int, ...], sizes: str) -> Array:
+    """`x` broadcast; `sizes` names the shape for the one who reads the refusal."""
+    try:
+        return np.broadcast_to(x, shape)
+    except ValueError:
+        raise ValueError(f"{name}.shape={x.shape} must broadcast to {sizes}={shape}") from None
+
+
+def _boolean(keep: Any) -> Array:
+    keep = np.asarray(keep)
+    if keep.dtype != np.bool_:
+        raise TypeError(f"keep.dtype={keep.dtype} must be bool, True = kept")
+    return keep
 
 
 def floating(x: Any, name: str) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import online
 from ..online import State
-from .arguments import Arguments
+from .arguments import Arguments, stretched
 from .rules import Logits, Rules, Schedule, selected_product
 
 __all__ = ["Head", "Rows", "Tile", "forward", "key_tiles", "tiles"]
@@ -57,10 +57,12 @@ class Head:
         return None if self.x.score_mod is None else partial(self._modify, place)
 
     def _modify(self, place: tuple[Any, ...], s: Array) -> Array:
-        return np.array(np.broadcast_to(self.x.score_mod(s, *place), s.shape), s.dtype)
+        modified = np.asarray(self.x.score_mod(s, *place))
+        return np.array(stretched(modified, "score_mod", s.shape, "(rows, keys)"), s.dtype)
 
     def slope_of_mod(self, before: Array, rows: slice, keys: slice) -> Array:
-        return np.asarray(self.x.score_mod.slope(before, *self.x.place(self.b, self.h, rows, keys)), before.dtype)
+        slope = np.asarray(self.x.score_mod.slope(before, *self.x.place(self.b, self.h, rows, keys)), before.dtype)
+        return stretched(slope, "score_mod.slope", before.shape, "(rows, keys)")
 
 
 @dataclass
