@@ -35,7 +35,7 @@ Array = np.ndarray[Any, Any]
 Rng = np.random.Generator
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-CONTRACTS = ("preset", "eager", "rounded sum", "scaled q", "blocked gradients", "unrounded weights")
+CONTRACTS = ("preset", "eager", "rounded sum", "scaled q", "blocked gradients", "unrounded weights", "dequantised")
 """by name; those other than the preset are for 16 bits"""
 LIVELY = tuple(name for name in FAMILIES if not name.startswith("poisoned"))
 
@@ -106,6 +106,7 @@ def _contract(name: str, usual: Precision) -> Precision:
         "scaled q": {"scaled_q": usual.inputs},
         "blocked gradients": {"grad_q_block": 32, "grad_k_block": 64, "grad_per_head": True},
         "unrounded weights": {"weights": None},
+        "dequantised": {"dequantised": usual.inputs},
     }
     return replace(usual, **changes[name])
 

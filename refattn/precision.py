@@ -116,8 +116,9 @@ def preset(dtype: str, out: str | None = None) -> Precision:
 
     float64 and float32 compute in themselves.  float16, bfloat16 and float8 accumulate in float32
     and round the weights to the inputs' dtype before P·V (float8: to float16 or bfloat16, whichever
-    the output is), as FlashAttention-2 does; what is rotated or dequantised beforehand is rounded to
-    the 16-bit dtype of the inputs, as tensor cores take it.
+    the output is), as FlashAttention-2 does; q and k that are rotated are rounded to the inputs' 16-bit
+    dtype, as tensor cores take them.  Scales of quantised inputs are applied to scores and output, or
+    in the accumulators' dtype, so that nothing is rounded to 16 bits (FlashAttention-3's descale).
 
     >>> preset("bfloat16").weights
     'bfloat16'
@@ -132,7 +133,7 @@ def preset(dtype: str, out: str | None = None) -> Precision:
         raise ValueError(f"out={out}: the outputs of float8 cases are float16 or bfloat16")
     if FORMATS[dtype].bits <= 4:
         return Precision(dtype, out, weights=out)
-    return Precision(dtype, out, weights=dtype, rotated=dtype, dequantised=dtype)
+    return Precision(dtype, out, weights=dtype, rotated=dtype)
 
 
 def eager(dtype: str) -> Precision:

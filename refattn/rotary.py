@@ -85,7 +85,8 @@ def _turned(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
     if interleaved:
         first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
     x1, x2, y = x[..., first], x[..., second], x.copy()
-    y[..., first], y[..., second] = x1 * cos - x2 * sin, x2 * cos + x1 * sin
+    with np.errstate(invalid="ignore", over="ignore"):  # poison in unused memory
+        y[..., first], y[..., second] = x1 * cos - x2 * sin, x2 * cos + x1 * sin
     return y
 
 

@@ -22,7 +22,6 @@ Problem = dict[str, Any]
 U = 2.0**-53
 SCORES = ("mask", "bias", "scale", "softcap", "sinks", "score_mod")
 OPTIONS = (*SCORES, "dropout", "keep")
-KEEP_SHAPES = ("full", "by head", "by key")
 
 
 def random_mask(rng: np.random.Generator, B: int, H: int, Lq: int, Lk: int) -> Any:

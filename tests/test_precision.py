@@ -15,7 +15,7 @@ def test_presets() -> None:
     assert preset("float64") == Precision("float64", "float64", accumulate="float64", lse="float64")
     assert preset("float32") == Precision("float32", "float32", accumulate="float32", weights=None)
     assert preset("float16").weights == "float16" and preset("float16").accumulate == "float32"
-    sixteen = {name: "bfloat16" for name in ("weights", "rotated", "dequantised")}
+    sixteen = {name: "bfloat16" for name in ("weights", "rotated")}
     assert preset("bfloat16", "float32") == Precision("bfloat16", "float32", **sixteen)  # type: ignore[arg-type]
     assert preset("float8_e4m3fn", "bfloat16").weights == "bfloat16"
     assert eager("bfloat16").scores == "bfloat16" and eager("bfloat16").weights_normalised

@@ -3,11 +3,20 @@
 import dataclasses
 import itertools
 import tracemalloc
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from apriori import SCORES, bounds, random_problem, shape_of, solve, visible_of, worst_ratio
+from apriori import (
+    SCORES,
+    bounds,
+    random_problem,
+    shape_of,
+    solve,
+    visible_of,
+    worst_ratio,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -371,3 +380,37 @@ def test_a_schedule_that_breaks_its_contract_is_refused():
         two_keys(HALF, schedule=Schedule(tile_k=8))
     with pytest.raises(ValueError, match="order='sideways'"):
         Schedule(order="sideways")
+
+
+class _Even:
+    """A score modifier that hides every other key."""
+
+    def __call__(self, s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return np.where(j % 2, -np.inf, s)
+
+    def slope(self, s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return np.where(j % 2, 0.0, np.ones_like(s))
+
+
+def test_a_score_mod_hides_with_minus_infinity() -> None:
+    rng = np.random.default_rng(5)
+    q, k, v, dout = (rng.standard_normal((1, 2, n, 4)) for n in (3, 5, 5, 3))
+    v[:, :, 1::2] = np.nan
+    mask = np.arange(5) % 2 == 0
+    for module in (oracle, streaming):
+        got = module.attention(q, k, v, score_mod=_Even())
+        np.testing.assert_array_equal(got.out, module.attention(q, k, v, mask=mask).out)
+        g, h = (
+            module.attention_grad(q, k, v, dout, **options) for options in ({"score_mod": _Even()}, {"mask": mask})
+        )
+        for name in ("dq", "dk", "dv", "dscale"):
+            np.testing.assert_array_equal(getattr(g, name), getattr(h, name), err_msg=name)
+        nothing = module.attention(q, k, v, score_mod=lambda s, b, h, i, j: np.full_like(s, -np.inf))
+        assert (nothing.out == 0).all() and (nothing.lse == -np.inf).all()
+
+
+def test_dsoftcap_where_the_quotient_overflows() -> None:
+    one = np.full((1, 1, 1, 1), 1e150)
+    for module in (oracle, streaming):
+        g = module.attention_grad(one, np.full((1, 1, 2, 1), 1e150), one.repeat(2, 2), one, softcap=1e-10)
+        assert g.dsoftcap is not None and g.dsoftcap == 0 and (g.dq == 0).all()

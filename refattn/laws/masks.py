@@ -18,6 +18,7 @@ from .problems import altered, junk, rng_of, taken
 
 Array = np.ndarray[Any, Any]
 EXTRA = 7
+FAR = 2**31 - 1
 
 
 def _from_middle(case: Case) -> tuple[Array, Array]:
@@ -100,10 +101,9 @@ def other_rows(base: Problem, ask: Bench) -> Iterator[Output]:
 @law("bound", "window(∞) = causal, and window(∞, ∞) = no mask",
      holds=lambda case: case.mask is None or isinstance(case.mask, Causal))  # fmt: skip
 def infinite_window(base: Problem, ask: Bench) -> Iterator[Output]:
-    """A window that is wider than all there is."""
-    far = base.case.Lq + base.case.Lk
+    """A window that is wider than all there is: 2^31 - 1, to which 32 bits cannot add a position."""
     mask = base.case.mask
-    wide = Window(far, 0, mask.align) if isinstance(mask, Causal) else Window(far, far, "bottom_right")
+    wide = Window(FAR, 0, mask.align) if isinstance(mask, Causal) else Window(FAR, FAR, "bottom_right")
     a, b = ask.ask(base), ask.ask(altered(base, "window", mask=wide))
     yield from same(b, a.only("out", "lse", "dq", "dk", "dv", "dsinks"))
 

@@ -12,7 +12,7 @@ import numpy as np
 from .. import online
 from ..inputs import Problem
 from ..judge import Output
-from .bench import Bench, Reply, same
+from .bench import Bench, Refused, Reply, same
 from .law import law
 from .measured import Measured, compare
 from .problems import altered, rng_of, taken
@@ -87,6 +87,8 @@ def split_merge(base: Problem, ask: Bench) -> Iterator[Output]:
     whole = altered(base, "whole", want=FORWARD)
     cuts = np.array_split(np.arange(case.Lk), [case.Lk // 3, case.Lk // 3 + max(1, case.Lk // 7)])
     a = ask.ask(whole)
+    if "lse" not in a:
+        raise Refused("returns no lse")
     parts = [ask.ask(_part(whole, i, keys)) for i, keys in enumerate(cuts) if len(keys)]
     sinks = None if case.sinks is None else base.logical["sinks"].astype(np.float64)[:, None]
     out, lse = _merged(parts, sinks, ask)

@@ -79,8 +79,9 @@ def attention(
     `dense(B, H, Lq, Lk)` such as those of `refattn.masks`.  bias: floating array that broadcasts to
     (B, H, Lq, Lk); -inf hides like a mask.  scale: None means D**-0.5.  softcap > 0, or None.
     sinks: (H,) logits that join the denominator only.  score_mod: a function of (s, b, h, i, j), such
-    as those of `refattn.score_mods`.  dropout: the probability that a weight is dropped, and keep, a
-    boolean array that broadcasts to (B, H, Lq, Lk), which ones are kept; lse knows nothing of them.
+    as those of `refattn.score_mods`; where it makes a finite score -inf, it hides.  dropout: the
+    probability that a weight is dropped, and keep, a boolean array that broadcasts to (B, H, Lq, Lk),
+    which ones are kept; lse knows nothing of them.
 
     q·k beyond the range of float64 is not finite, and neither is what sees it.
 
@@ -168,7 +169,8 @@ def attention_grad(
             z = w.scores / x.softcap
             bend = np.cosh(z) ** -2.0
             ds = np.where(x.visible, dc * bend, 0.0)
-            dsoftcap = np.where(x.visible, dc * (np.tanh(z) - z * bend), 0.0).sum()
+            share = np.tanh(z) - np.where(bend == 0, 0.0, z * bend)
+            dsoftcap = np.where(x.visible, dc * share, 0.0).sum()
         dscale = np.where(x.visible, ds * w.products, 0.0).sum()
     dq = x.scale * _select_matmul(ds, x.k, x.visible)
     dk = x.scale * _select_matmul(ds.swapaxes(-1, -2), x.q, x.visible.swapaxes(-1, -2))
@@ -205,6 +207,8 @@ def _weigh(x: Inputs) -> _Weighed:
         before = s if x.softcap is None else x.softcap * np.tanh(s / x.softcap)
         capped = before if x.score_mod is None else _of_mod(x.score_mod, before, x)
         biased = capped if x.bias is None else capped + x.bias
+        if x.score_mod is not None:
+            x.visible = x.visible & ~(np.isneginf(capped) & np.isfinite(before))
         t = np.where(x.visible, biased, -np.inf)
         m = t.max(-1, initial=-np.inf, keepdims=True)
         if x.sinks is not None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..case import MATRICES, NAMES, OUTPUTS, Case
 from ..dtypes import FORMATS, round_to
-from ..memory import give_answer, take
+from ..memory import give_answer
 from ..precision import Conventions, Precision, preset
 from ..score_mods import SCORE_MODS
 from .arguments import Arguments
@@ -148,7 +148,8 @@ class Streaming:
     def __call__(self, case: Case, given: Mapping[str, Any]) -> dict[str, Array]:
         precision = self.precision(case)
         rules = self.rules(precision, self.schedule)
-        x = take(case, given)
+        case = rules.read(case)
+        x = rules.take(case, given)
         made = prepare(case, x, rules)
         q, k, v = made["q"], made["k"], made["v"]
         everything = case.mask is None and case.q_lens is None and case.k_lens is None
@@ -168,7 +169,7 @@ class Streaming:
         if case.backward:
             found = attention_grad(q, k, v, x["dout"], x.get("dlse"), **problem, **dropped, **how)
             answer.update(turned_back(case, found._asdict(), x, rules))
-        answer |= {"k_cache": k, "v_cache": v}
+        answer |= {"k_cache": rules.to_cache(k, x["k"]), "v_cache": v}
         dtypes = dict.fromkeys(case.want, case.dtype) | dict.fromkeys(("out", *MATRICES), case.out_dtype)
         dtypes |= {"lse": precision.lse} | dict.fromkeys(("dscale", "dsoftcap"), precision.accumulate)
         if case.bias is not None:

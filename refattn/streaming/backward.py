@@ -67,30 +67,33 @@ def backward(head: Head, done: Rows, out: Array, dout: Array, dlse: Array, sums:
             if tile is None:
                 continue
             (t, in_caps, before), visible, kept = tile
+            kept = None if kept is None else rules.kept_again(kept)
             p = rules.exp(t, done.shift[rows, None])
             if x.dtype == np.float64:
                 p *= done.factor[rows, None]
             dt = dout[rows] @ head.v[keys].T
             if kept is not None:
-                dt = rules.drop(dt, kept) * undropped
+                dt = rules.through_dropout(dt, kept, undropped)
             dt += incoming[rows, None]
             dt *= p
             if visible is not None:
                 np.copyto(p, 0, where=~visible)
                 np.copyto(dt, 0, where=~visible)
             sums.add_bias(dt, b, h, rows, keys)
-            dc = dt if before is None else _hidden_is_0(dt * head.slope_of_mod(before, rows, keys), visible)
+            dc = dt
+            if before is not None:
+                dc = _hidden_is_0(rules.through_mod(dt, head.slope_of_mod(before, rows, keys)), visible)
             ds = dc
             if in_caps is not None:
                 slope = rules.slope(in_caps)
                 ds = _hidden_is_0(dc * slope, visible)
-                sums.dsoftcap += _hidden_is_0(dc * (np.tanh(in_caps) - in_caps * slope), visible).sum()
+                sums.dsoftcap += _hidden_is_0(rules.cap_share(dc, in_caps, slope), visible).sum()
             p, ds = rules.round(p, contract.weights), rules.round(ds, contract.weights)
             across = None if visible is None else visible.T
             part_v = selected_product(rules.drop(p, kept).T, dout[rows], across)
             part_k = rules.scale_dk(selected_product(ds.T, head.q[rows], across), scale)
             part_q = selected_product(ds, head.k[keys], visible)
-            sums.dscale += np.where(done.seen[rows, None], part_q * head.q[rows], 0).sum()
+            sums.dscale += rules.dscale(np.where(done.seen[rows, None], part_q * head.q[rows], 0).sum(), scale)
             dv[keys] = _add(rules, dv[keys], part_v if kept is None else part_v * undropped, contract.grad_q_block)
             dk[keys] = _add(rules, dk[keys], part_k, contract.grad_q_block)
             dq[rows] = _add(rules, dq[rows], part_q * scale, contract.grad_k_block)

@@ -45,6 +45,9 @@ class Head:
             return None
         s = self.rules.products(self.q[rows], self.k[keys], self.scale)
         t = self.rules.logits(s, x.softcap, bias, visible, self._modifier(rows, keys))
+        if t.before is not None:  # score_mod may hide with -inf
+            gone = np.isneginf(t.t) & np.isfinite(t.before)
+            visible = ~gone if visible is None else visible & ~gone
         return Tile(t, visible, x.kept(b, h, rows, keys))
 
     def unhidden(self, rows: slice, keys: slice) -> tuple[Array, Array]:
@@ -53,15 +56,17 @@ class Head:
         return s, self.rules.logits(np.array(s), self.x.softcap, None, None, self._modifier(rows, keys)).t
 
     def _modifier(self, rows: slice, keys: slice) -> Any:
-        place = self.x.place(self.b, self.h, rows, keys)
-        return None if self.x.score_mod is None else partial(self._modify, place)
+        return None if self.x.score_mod is None else partial(self._modify, self._place(rows, keys))
+
+    def _place(self, rows: slice, keys: slice) -> tuple[Any, ...]:
+        return self.rules.place(*self.x.place(self.b, self.h, rows, keys))
 
     def _modify(self, place: tuple[Any, ...], s: Array) -> Array:
         modified = np.asarray(self.x.score_mod(s, *place))
         return np.array(stretched(modified, "score_mod", s.shape, "(rows, keys)"), s.dtype)
 
     def slope_of_mod(self, before: Array, rows: slice, keys: slice) -> Array:
-        slope = np.asarray(self.x.score_mod.slope(before, *self.x.place(self.b, self.h, rows, keys)), before.dtype)
+        slope = np.asarray(self.x.score_mod.slope(before, *self._place(rows, keys)), before.dtype)
         return stretched(slope, "score_mod.slope", before.shape, "(rows, keys)")
 
 

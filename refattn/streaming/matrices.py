@@ -27,11 +27,11 @@ def matrices(x: Arguments, rules: Rules) -> dict[str, Array]:
             for rows, keys in product(tiles(x.Lq, rules.schedule.tile_q), tiles(x.Lk, rules.schedule.tile_k)):
                 at = b, h, rows, keys
                 s, capped = head.unhidden(rows, keys)
-                found["scores"][at], found["capped"][at] = s, capped
                 visible, bias = x.tile(b, h, rows, keys)
                 t = capped if bias is None else rules.round(capped + bias, rules.precision.scores)
                 t = rules.hide(np.array(t), visible)
-                found["biased"][at] = t
                 p = rules.exp(t, done.shift[rows, None]) * done.factor[rows, None]
-                found["weights"][at] = p if visible is None else np.where(visible, p, 0)
+                p = p if visible is None else np.where(visible, p, 0)
+                for name, tile in rules.stages(s, capped, t, p).items():
+                    found[name][at] = tile
     return found

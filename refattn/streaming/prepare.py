@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..case import Cache, Case
+from ..case import Case
 from .rules import Rules
 
 __all__ = ["prepare"]
@@ -21,12 +21,12 @@ def prepare(case: Case, x: Mapping[str, Array], rules: Rules) -> dict[str, Array
     if case.quant is not None:
         for name in "qkv":
             if f"{name}_scale" in x:
-                made[name] = rules.dequantise(x[name], x[f"{name}_scale"], case.quant.kind)
+                made[name] = rules.dequantise(name, x[name], x[f"{name}_scale"], case.quant.kind)
     if case.rotary is not None:
         q_cos, q_sin = _at_queries(case, x, rules)
         made["q"] = rules.rotate(made["q"], q_cos, q_sin, case.rotary)
         turned = rules.rotate(made["k"], x["cos"], x["sin"], case.rotary)
-        made["k"] = np.where(_cached(case), made["k"].astype(turned.dtype), turned)
+        made["k"] = np.where(rules.rotated_before(case, _past(case)), made["k"].astype(turned.dtype), turned)
     return made
 
 
@@ -45,11 +45,10 @@ def _at_queries(case: Case, x: Mapping[str, Array], rules: Rules) -> tuple[Array
     return x["cos"][at], x["sin"][at]
 
 
-def _cached(case: Case) -> Array:
-    """(B, 1, Lk, 1): whether a key lies in a cache already, rotated."""
-    lk = _lengths(case)[1]
-    past = np.arange(case.Lk) < lk - case.Lq
-    return (past & isinstance(case.storage, Cache))[:, None, :, None]
+def _past(case: Case) -> Array:
+    """(B, 1, Lk, 1): whether a key came before the first query."""
+    lq, lk = _lengths(case)
+    return (np.arange(case.Lk) < lk - lq)[:, None, :, None]
 
 
 def _lengths(case: Case) -> tuple[Array, Array]:

@@ -7,13 +7,14 @@ contract, and rounded where the contract says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from .. import online
+from .. import memory, online
+from ..case import Cache, Case
 from ..dtypes import FORMATS, round_to
 from ..online import State
 from ..precision import Precision
@@ -77,6 +78,16 @@ class Rules:
                 f"use a tile_k of at least that, or a contract with a smaller tile"
             )
 
+    # what is handed over
+
+    def read(self, case: Case) -> Case:
+        """The case as it is understood."""
+        return case
+
+    def take(self, case: Case, given: Mapping[str, Array]) -> dict[str, Array]:
+        """The dense arrays out of the memory that they are handed over in."""
+        return memory.take(case, given)
+
     # what is attended to
 
     def geometry(self, mask: Any) -> Any:
@@ -93,7 +104,8 @@ class Rules:
 
     # what inputs are made of
 
-    def dequantise(self, codes: Array, scale: Array, kind: Kind) -> Array:
+    def dequantise(self, name: str, codes: Array, scale: Array, kind: Kind) -> Array:
+        """q, k or v, by name."""
         return self.round(dequantise(codes, scale, kind).astype(self.dtype), self.precision.dequantised)
 
     def query_positions(self, i: Array, lq: Array, lk: Array) -> Array:
@@ -106,6 +118,14 @@ class Rules:
 
     def unrotate(self, x: Array, cos: Array, sin: Array, rotary: Rotary) -> Array:
         return unrotate(x.astype(self.dtype), cos.astype(self.dtype), sin.astype(self.dtype), rotary.interleaved)
+
+    def rotated_before(self, case: Case, past: Array) -> Array:
+        """Which keys lie in a cache already, rotated; `past` are those from before the first query."""
+        return past & isinstance(case.storage, Cache)
+
+    def to_cache(self, turned: Array, plain: Array) -> Array:
+        """The keys that are appended, of those after the rotation and those before it."""
+        return turned
 
     # scores
 
@@ -130,6 +150,10 @@ class Rules:
         if bias is not None:
             s = self.round(s + bias, self.precision.scores)
         return Logits(self.hide(s, visible), in_caps, before)
+
+    def place(self, b: Any, h: Any, i: Any, j: Any) -> tuple[Any, Any, Any, Any]:
+        """What score_mod is told of a score's place."""
+        return b, h, i, j
 
     def capped(self, s: Array, softcap: float | None) -> tuple[Array, Array | None]:
         if softcap is None:
@@ -181,6 +205,10 @@ class Rules:
         """What makes up for the weights that are dropped: 1 / (1 - dropout)."""
         return self.dtype.type(1 if dropout is None else 0 if dropout == 1 else 1 / (1 - dropout))
 
+    def stages(self, scores: Array, capped: Array, biased: Array, weights: Array) -> dict[str, Array]:
+        """A tile of each matrix that a case may ask for, by name."""
+        return {"scores": scores, "capped": capped, "biased": biased, "weights": weights}
+
     def merge(self, a: State, b: State) -> State:
         return online.merge(a, b, self.exp)
 
@@ -197,6 +225,18 @@ class Rules:
         """The gradient that arrives at lse."""
         return dlse
 
+    def kept_again(self, kept: Array) -> Array:
+        """Which weights the backward takes for kept: those that the forward kept."""
+        return kept
+
+    def through_dropout(self, dp: Array, kept: Array, undropped: Array) -> Array:
+        """The gradient of the weights, from that of the weights that were dropped and scaled."""
+        return self.drop(dp, kept) * undropped
+
+    def through_mod(self, dt: Array, slope: Array) -> Array:
+        """The gradient of the scores before score_mod."""
+        return dt * slope
+
     def slope(self, in_caps: Array) -> Array:
         """d(softcap tanh(s / softcap)) / ds = 1 - tanh² = 1 / cosh²: the first, as kernels have it, cancels."""
         if self.dtype == np.float64:
@@ -204,8 +244,16 @@ class Rules:
         tanh = np.tanh(in_caps)
         return np.asarray(1 - tanh * tanh)
 
+    def cap_share(self, dc: Array, in_caps: Array, slope: Array) -> Array:
+        """What each score adds to dsoftcap, z = s / softcap."""
+        return dc * (np.tanh(in_caps) - np.where(slope == 0, 0, in_caps * slope))
+
     def scale_dk(self, dk: Array, scale: Array) -> Array:
         return dk * scale
+
+    def dscale(self, ds_qk: Array, scale: Array) -> Array:
+        """dscale from the sum of ds times q·k."""
+        return ds_qk
 
     def add_head(self, total: Array, part: Array) -> Array:
         """dk and dv of a key head: the sum over the query heads that share it."""

@@ -17,9 +17,9 @@ from .forward import Forward, Tile, forward
 from .lite import forward_lite
 from .matrices import matrices
 from .rounding import LAMBDA, half_ulp, interval
-from .scalars import Scalars
+from .scalars import Scalars, Total
 
 __all__ = [
-    "LAMBDA", "NONE", "Backward", "Extras", "Forward", "Scalars", "Tile",
+    "LAMBDA", "NONE", "Backward", "Extras", "Forward", "Scalars", "Tile", "Total",
     "backward", "forward", "forward_lite", "half_ulp", "interval", "matrices",
 ]  # fmt: skip

@@ -5,8 +5,8 @@
 with the errors of P and dS that `pairs` derives.  Sharp: variances of independent errors add.  The
 errors of lse and delta are common to a row and enter dq coherently, as v_Δ (P k)² + v_lse (dS k)²;
 to dk and dv the rows contribute independently.  Keys whose scores agree, or rows (of any head of
-the group) in which a key has the same score, add coherently (`ties`).  dbias, dsinks, dscale and
-dsoftcap have the rigorous bound alone.
+the group) in which a key has the same score, add coherently (`ties`).  dbias and dsinks have the
+rigorous bound alone; dscale and dsoftcap: `scalars`.
 
 First a pass over tiles of rows (dq, and what a row knows), then one over tiles of keys (dk, dv).
 """
@@ -118,7 +118,6 @@ def _rows_pass(h: Head, r: Rows, g: Keys, scalars: Scalars) -> Bound:
         s = slopes(p, h, r, g, rows)
         if h.on_dt is not None:
             h.on_dt(rows, s.dT, s.e_dT)
-        scalars.add(p, s, np.abs(h.q[rows]) @ kabs.T, g)
         value = s.dS @ k
         PK = (p.P * p.slope) @ k
         variance = (s.relative**2 + s.absolute**2) @ k2
@@ -129,6 +128,8 @@ def _rows_pass(h: Head, r: Rows, g: Keys, scalars: Scalars) -> Bound:
         if h.extras.slack_k is not None:
             rigorous = rigorous + _times(np.abs(s.dS) + s.e_dS, h.extras.slack_k)
         dependent = _dependent(p.t, p.P, p.e, c) | h.extras.rough
+        if h.scalars:
+            scalars.add(p, s, r, g, h.q[rows], rows, dependent)
         coherent = np.where(dependent | np.isinf(rigorous), rigorous, coherent)
         terms = size * (np.abs(s.dS) @ kabs)
         total.put(

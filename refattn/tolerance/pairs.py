@@ -42,6 +42,8 @@ class Head(NamedTuple):
     bias: Tile
     sink: float | None
     extras: Extras = NONE
+    scalars: bool = False
+    """whether dscale or dsoftcap is wanted"""
     on_dt: Callable[[slice, Array, Array], None] | None = None
     """called with (rows, dT, its rigorous error) for each tile of rows"""
 
@@ -100,6 +102,7 @@ class Pairs(NamedTuple):
     kept: Array | None
     """the factors of dropout"""
     scores: Scores
+    c: Units
 
 
 class Slopes(NamedTuple):
@@ -115,6 +118,8 @@ class Slopes(NamedTuple):
     """standard deviation of what is proportional to dS, with its sign"""
     absolute: Array
     """standard deviation of the rest"""
+    spread: Array
+    """the same of dT"""
 
 
 def rows_of(h: Head) -> Rows:
@@ -169,7 +174,7 @@ def pairs(h: Head, r: Rows, g: Keys, rows: slice, keys: slice) -> Pairs:
         flushed = flushed + np.where(visible & (P < c.weights_normal), np.minimum(c.weights_eta / 2, P), 0.0)
     return Pairs(
         t, visible, np.where(visible, far, 0.0), P, e, variance,
-        s.slope, s.slope_error, s.slope_deviation, dP, e_dP, v_dP, burst, over, flushed, kept, s,
+        s.slope, s.slope_error, s.slope_deviation, dP, e_dP, v_dP, burst, over, flushed, kept, s, c,
     )  # fmt: skip
 
 
@@ -202,7 +207,8 @@ def slopes(p: Pairs, h: Head, r: Rows, g: Keys, rows: slice) -> Slopes:
     rounding = (u_p * u_p + 3 * u * u + 2 * c.u_scores**2) / 3
     relative = np.copysign(np.hypot(size * np.sqrt(p.v + rounding), dT * p.slope_deviation), dS)
     spread = p.v_dP + (u * u + c.u_scores**2) / 3 * (p.dP**2 + delta**2 + dlse**2)
-    return Slopes(dT, e_dT, dS, e_rounded, low, relative, p.P * p.slope * np.sqrt(spread))
+    spread = p.P * np.sqrt(spread)
+    return Slopes(dT, e_dT, dS, e_rounded, low, relative, spread * p.slope, spread)
 
 
 def delta_errors(p: Pairs, h: Head, r: Rows, rows: slice, ties: Ties, c: Units) -> None:

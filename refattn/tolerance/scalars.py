@@ -1,64 +1,136 @@
-"""The bounds of dscale and dsoftcap: sums over all pairs, rigorous.
+"""The bounds of dscale and dsoftcap: one number each, a sum over all pairs.
 
-    dscale = sum dS (q·k),   error: sum e_dS A + n u sum (|dS| + e_dS) A,   A = |q|·|k|ᵀ
+    dscale = sum dS x,   x = q·k;          dsoftcap = sum dC g,   g = tanh z - z / cosh² z,   z = s / softcap
 
-whether it is had pair by pair or as sum q · (dS k).  With z = s / softcap, g = tanh z - z / cosh² z and
-dC = dT * slope of score_mod,
+with dC = dT * slope of score_mod.  Rigorous, whether dscale is had pair by pair or as sum q · (dS k):
 
-    dsoftcap = sum dC g,   error: sum e_dC (|g| + e_g) + |dC| e_g + n u sum |dC| (|tanh z| + |z| / cosh² z)
-    e_g = 0.7 e_z + evaluation,   since |g'| = 2 |z tanh z| / cosh² z < 0.7
+    sum e_dS A + n u sum (|dS| + e_dS) A,   A = |q|·|k|ᵀ
+    sum e_dC (|g| + e_g) + |dC| e_g + n u sum |dC| (|tanh z| + |z| / cosh² z),   e_g = 0.7 e_z + evaluation
 
-n counts the additions that a term goes through: no more than the keys, the rows, D and a few.
+(|g'| = 2 |z tanh z| / cosh² z < 0.7), n the additions that a term goes through.
+
+Sharp, as `backward` has it: variances of independent errors add; pairs of the head whose t - lse agree
+round alike and add coherently; the errors of delta and lse are common to a row, and to rows that
+have the same lse and delta; rows in which errors are not independent count with their rigorous error.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from .pairs import Keys, Pairs, Slopes
+from .pairs import Keys, Pairs, Rows, Slopes
+from .rounding import LAMBDA
+from .ties import Ties
 
-__all__ = ["Scalars"]
+__all__ = ["Scalars", "Total"]
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass
+class Total:
+    """One sum so far."""
+
+    value: float = 0.0
+    rigorous: float = 0.0
+    variance: float = 0.0
+    coherent: float = 0.0
+    terms: float = 0.0
+    squares: float = 0.0
+    count: float = 0.0
+    alike: bool = False
+    """whether many of its terms are the same number, and round alike when they are added"""
+
+    def __add__(self, other: Total) -> Total:
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "alike"}
+        return Total(**sums, alike=self.alike or other.alike)
+
+    def radii(self, u: float) -> tuple[float, float]:
+        """Rigorous, and the one that decides, the additions included; `terms` each go through few or many."""
+        rigorous = self.rigorous + 4 * u * self.terms
+        walk = self.count * (self.value**2 / 3 + self.squares / 6)
+        sharp = LAMBDA * (self.variance + u * u / 3 * walk) ** 0.5 + self.coherent + 8 * u * abs(self.value)
+        return rigorous, rigorous if self.alike or not sharp <= rigorous else sharp
+
+
 class Scalars:
-    """Rigorous errors, and sums of absolute terms, of one head so far."""
+    """dscale and dsoftcap of one head."""
 
-    dscale_error: float = 0.0
-    dscale_terms: float = 0.0
-    dsoftcap_error: float = 0.0
-    dsoftcap_terms: float = 0.0
-    rows: int = 0
+    def __init__(self) -> None:
+        self.dscale, self.dsoftcap = Total(), Total()
 
-    def add(self, p: Pairs, s: Slopes, A: Array, g: Keys) -> None:
-        """A tile of rows and all keys; A = |q|·|k|ᵀ."""
-        c = g.c
-        self.rows += len(A)
-        n = len(g.k) + g.k.shape[1] + 8
+    def add(self, p: Pairs, s: Slopes, r: Rows, g: Keys, q: Array, rows: slice, dependent: Array) -> None:
+        """A tile of rows and all keys; `dependent` (rows, 1): errors are not independent there."""
+        c, D = g.c, q.shape[1]
+        n = len(r.lse) + len(g.k) + D + 8
+        tile = _Tile(p, r, rows, dependent)
+        x, A = q @ g.k.T, np.abs(q) @ np.abs(g.k).T
         terms = np.abs(s.dS) * A
         error = _product(s.e_dS, A)
-        self.dscale_terms += float(terms.sum())
-        self.dscale_error += float((error + n * c.u * (terms + error)).sum())
+        spread: tuple[Array, ...] = (s.relative * x, s.absolute * x, s.dS * D * c.u * A)
+        squares = s.dS * s.dS * ((q * q) @ (g.k * g.k).T + x * x)
+        self.dscale += tile.total(
+            s.dS * x, error + n * c.u * (terms + error), spread, p.slope * x, s.low * A, terms, squares, D, c.u_weights
+        )
         if g.softcap is None:
             return
-        z = np.abs(p.scores.s) / g.softcap
-        tanh, sech2 = np.tanh(z), 1 / np.cosh(np.minimum(z, 300)) ** 2
-        value = np.abs(tanh - z * sech2)
-        parts = tanh + z * sech2
-        e_z = p.scores.s_error / g.softcap + c.u * z
-        e_g = 0.7 * e_z + c.tanh * tanh + z * (2 * tanh * c.tanh + 4 * c.u) + 4 * c.u * parts
-        dC = np.abs(s.dT * p.scores.outer)
+        z = p.scores.s / g.softcap
+        size, tanh, sech2 = np.abs(z), np.abs(np.tanh(z)), 1 / np.cosh(np.minimum(np.abs(z), 300)) ** 2
+        value = np.sign(z) * (tanh - size * sech2)
+        parts = tanh + size * sech2
+        e_z = p.scores.s_error / g.softcap + c.u * size
+        e_g = 0.7 * e_z + c.tanh * tanh + size * (2 * tanh * c.tanh + 4 * c.u) + 4 * c.u * parts
+        dC = s.dT * p.scores.outer
         e_dC = _product(s.e_dT, np.abs(p.scores.outer) + p.scores.outer_error)
-        e_dC = e_dC + np.abs(s.dT) * p.scores.outer_error + 2 * c.u * dC
-        error = np.where(p.visible, _product(e_dC, value + e_g) + dC * e_g, 0.0)
-        terms = np.where(p.visible, dC * parts, 0.0)
-        self.dsoftcap_terms += float(terms.sum())
-        self.dsoftcap_error += float((error + n * c.u * (terms + error)).sum())
+        e_dC = e_dC + np.abs(s.dT) * p.scores.outer_error + 2 * c.u * np.abs(dC)
+        error = np.where(p.visible, _product(e_dC, np.abs(value) + e_g) + np.abs(dC) * e_g, 0.0)
+        terms = np.where(p.visible, np.abs(dC) * parts, 0.0)
+        relative = np.sqrt(p.v + 4 * c.u**2) * dC
+        spread = (relative * value, s.spread * p.scores.outer * value, s.dT * p.scores.outer_error * value, dC * e_g)
+        self.dsoftcap += tile.total(
+            dC * value, error + n * c.u * (terms + error), spread, p.scores.outer * value,
+            p.flushed * np.abs(p.dP) * parts, terms, terms * terms, 1, 0.0,
+        )  # fmt: skip
+
+
+class _Tile:
+    """What both sums have in common."""
+
+    def __init__(self, p: Pairs, r: Rows, rows: slice, dependent: Array) -> None:
+        self.p, self.r, self.rows, self.dependent = p, r, rows, dependent
+        away = np.where(p.visible, p.t - r.lse[rows], 0.0)
+        active = p.visible & (p.P > 0) & ~dependent
+        widest = np.asarray(p.far.max(initial=0.0)).reshape(1, 1)
+        self.ties = Ties(away.reshape(1, -1), p.c.widths(widest), active.reshape(1, -1))
+
+    def total(
+        self, value: Array, rigorous: Array, spread: tuple[Array, ...], onto: Array, low: Array, terms: Array,
+        squares: Array, D: int, u_weights: float,
+    ) -> Total:  # fmt: skip
+        """`spread` are standard deviations of the terms' errors, `onto` what P times an error of delta meets."""
+        p, r, rows, free = self.p, self.r, self.rows, ~self.dependent
+        variance = 0.0
+        for deviation in spread:
+            deviation = np.where(free & p.visible, deviation, 0.0)
+            variance += float((deviation * deviation).sum() + self.ties.sum_squares_of(deviation.reshape(1, -1)).sum())
+        of_delta = np.where(free, (p.P * onto).sum(1, keepdims=True), 0.0)
+        of_lse = np.where(free, value.sum(1, keepdims=True), 0.0)
+        same = np.unique(np.hstack([r.lse[rows], r.delta[rows]]), axis=0, return_inverse=True)[1].reshape(-1)
+        of_row = r.b_delta[rows] * np.abs(of_delta) + u_weights * np.abs(of_lse)  # coherent in a row, not across
+        for common in (np.sqrt(r.v_delta[rows]) * of_delta, np.sqrt(r.v_lse[rows]) * of_lse, of_row):
+            together = np.bincount(same, common[:, 0], minlength=1)
+            variance += float((common * common).sum() + (together * together).sum())
+        by_row = rigorous.sum(1, keepdims=True)
+        coherent = np.where(free, low.sum(1, keepdims=True), by_row)
+        seen = np.abs(value[p.visible & (value != 0)])
+        return Total(
+            float(value.sum()), float(rigorous.sum()), variance,
+            float(coherent.sum()), float(terms.sum()), float(squares.sum()),
+            float(p.visible.sum() * D), bool(len(np.unique(seen)) < len(seen) / 8 or len(seen) < 8),
+        )  # fmt: skip
 
 
 def _product(e: Array, x: Array) -> Array:

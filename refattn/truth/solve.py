@@ -15,11 +15,11 @@ from ..inputs.transforms import positions, tables_of
 from ..nonfinite import Nonfinite
 from ..precision import Conventions, Precision
 from ..rotary import unrotate
-from ..tolerance import Forward, Scalars, backward, forward, matrices
+from ..tolerance import Forward, Scalars, Total, backward, forward, matrices
 from ..tolerance.backward import Bound, Head
 from .expected import Expected
 from .finish import finish
-from .sums import BiasSum, total
+from .sums import BiasSum
 from .view import View, pair_norms
 
 __all__ = ["Truth"]
@@ -28,6 +28,7 @@ Array = np.ndarray[Any, Any]
 Made = tuple[dict[str, Array], dict[str, list[Array]]]
 """values by name, and [rigorous, sharp] radii"""
 
+SCALARS = ("dscale", "dsoftcap")
 DENSE = 1 << 22  # scores of all heads up to which the oracle serves
 
 
@@ -140,8 +141,9 @@ class Truth:
             radii["dbias"] = [dbias.radius(u)] * 2
         if case.sinks is not None:
             radii["dsinks"] = [dsinks[1] + case.B * u * np.abs(dsinks[0])] * 2
-        radii["dscale"] = [total(scalars, "dscale", u)] * 2
-        radii["dsoftcap"] = [total(scalars, "dsoftcap", u)] * 2
+        for name in SCALARS:
+            whole = sum((getattr(s, name) for s in scalars), Total())
+            radii[name] = [np.asarray(radius) for radius in whole.radii(u)]
         self._turn_back(values, radii)
         return values, radii
 
@@ -172,7 +174,7 @@ class Truth:
         on_dt = None if dbias is None else dbias.at(b, h)
         return Head(
             clean["q"][b, h], np.where(alive, clean["dout"][b, h], 0.0), np.where(alive, dlse, 0.0),
-            f, *view.tiles(b, h), view.sink(h), view.extras(b, h), on_dt,
+            f, *view.tiles(b, h), view.sink(h), view.extras(b, h), not self.case.want.isdisjoint(SCALARS), on_dt,
         )  # fmt: skip
 
     # ---- what differs by convention

@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..tolerance import Scalars
-
-__all__ = ["BiasSum", "total"]
+__all__ = ["BiasSum"]
 
 Array = np.ndarray[Any, Any]
 EVERYTHING = slice(None)
@@ -36,9 +34,3 @@ class BiasSum:
 
     def radius(self, u: float) -> Array:
         return self.error + self.count * u * (self.terms + self.error)
-
-
-def total(scalars: list[Scalars], name: str, u: float) -> Array:
-    """The rigorous error of dscale or dsoftcap, the heads' sums and rows added up in any order."""
-    error, terms = (sum(getattr(s, f"{name}_{what}") for s in scalars) for what in ("error", "terms"))
-    return np.asarray(error + (len(scalars) + sum(s.rows for s in scalars)) * u * (terms + error))

@@ -1,0 +1,154 @@
+"""Wrong scores: heads, scale, softcap, score_mod, and what is returned of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..case import Case
+from ..streaming import Logits, Rules
+from .catalogue import hides, mutant, wants
+
+__all__: list[str] = []
+
+Array = np.ndarray[Any, Any]
+
+
+@mutant("heads", "onnx#7274 jax-js#180 quant.cpp#61", lambda case: 1 < case.Hkv < case.H)
+class gqa_tiled(Rules):
+    """Key heads are tiled, 0 1 0 1, where they should be repeated, 0 0 1 1."""
+
+    def key_head(self, h: int, H: int, Hkv: int) -> int:
+        return h % Hkv
+
+
+@mutant(
+    "scale", "Megatron-LM#1501 Megatron-LM#1429",
+    lambda case: case.scale is None and case.D % 32 != 0, "scale_from_d",
+)  # fmt: skip
+class scale_from_padded_D(Rules):
+    """The default scale comes from D rounded up to a multiple of 32."""
+
+    def default_scale(self, D: int) -> float:
+        return super().default_scale(-(-D // 32) * 32)
+
+
+@mutant(
+    "scale", "onnx#7865 onnx#7867 flash-attention#1025",
+    lambda case: case.softcap is not None and (hides(case) or case.score_mod is not None),
+)  # fmt: skip
+class softcap_after_mask(Rules):
+    """Softcap comes last and turns -inf into -softcap: what is hidden leaks."""
+
+    def logits(
+        self, s: Array, softcap: float | None, bias: Array | None, visible: Array | None, modify: Any = None
+    ) -> Logits:
+        plain = super().logits(s, None, bias, visible, modify)
+        return Logits(*self.capped(plain.t, softcap), plain.before)
+
+
+@mutant(
+    "scale", "emmtrix/emx-onnx-cgen#731 onnx#7913", lambda case: case.softcap is not None and case.bias is not None
+)  # fmt: skip
+class softcap_after_bias(Rules):
+    """Softcap caps the scores with their bias."""
+
+    def logits(
+        self, s: Array, softcap: float | None, bias: Array | None, visible: Array | None, modify: Any = None
+    ) -> Logits:
+        if softcap is None or bias is None:
+            return super().logits(s, softcap, bias, visible, modify)
+        return super().logits(s + bias, softcap, None, visible, modify)
+
+
+# score_mod: of its slopes only that of "relative" and "distance" is 1
+
+
+def _modified(*but: str) -> Any:
+    return lambda case: case.score_mod is not None and case.score_mod not in but
+
+
+@mutant("score_mod", "onnx#7865 emmtrix/emx-onnx-cgen#731", lambda case: _modified()(case) and case.softcap is not None, "score_mod_ignored")
+class mod_before_softcap(Rules):
+    """The modifier sees the scores before they are capped, and softcap caps what it makes of them."""
+
+    def logits(
+        self, s: Array, softcap: float | None, bias: Array | None, visible: Array | None, modify: Any = None
+    ) -> Logits:
+        before = None if modify is None else s
+        plain = super().logits(s if modify is None else modify(s), softcap, bias, visible)
+        return plain._replace(before=before)
+
+
+@mutant(
+    "score_mod", "emmtrix/emx-onnx-cgen#731",
+    lambda case: _modified()(case) and case.bias is not None, "score_mod_ignored",
+)  # fmt: skip
+class mod_after_bias(Rules):
+    """The modifier sees the scores with their bias."""
+
+    def logits(
+        self, s: Array, softcap: float | None, bias: Array | None, visible: Array | None, modify: Any = None
+    ) -> Logits:
+        if modify is None or bias is None:
+            return super().logits(s, softcap, bias, visible, modify)
+        return super().logits(s, softcap, None, visible, lambda capped: modify(capped + bias))
+
+
+@mutant(
+    "score_mod", "flash-attention#2654 flash-attention#1937",
+    lambda case: case.H > 1 and case.score_mod in ("distance", "tilt"), "score_mod_indices",
+)  # fmt: skip
+class mod_of_head_0(Rules):
+    """The modifier is told head 0 for all heads."""
+
+    def place(self, b: Any, h: Any, i: Any, j: Any) -> tuple[Any, Any, Any, Any]:
+        return b, h * 0, i, j
+
+
+@mutant(
+    "score_mod", "attention-gym#86 flash-attention#2137",
+    lambda case: case.score_mod == "relative" and (case.Lq > 1 or case.Lk > 1), "score_mod_indices",
+)  # fmt: skip
+class mod_transposed(Rules):
+    """The modifier is told the query's index as the key's, and the key's as the query's."""
+
+    def place(self, b: Any, h: Any, i: Any, j: Any) -> tuple[Any, Any, Any, Any]:
+        return b, h, j, i
+
+
+@mutant(
+    "score_mod", "pytorch#185991 flash-attention#2654",
+    lambda case: _modified("relative", "distance")(case) and wants("dq", "dk", "dscale", "dsoftcap")(case),
+    "score_mod_slope",
+)  # fmt: skip
+class mod_slope_missing(Rules):
+    """The backward goes through the modifier as if its slope were 1."""
+
+    def through_mod(self, dt: Array, slope: Array) -> Array:
+        return dt
+
+
+# what is returned of the scores
+
+
+def _unlike(case: Case) -> bool:
+    return hides(case) and wants("capped", "biased")(case)
+
+
+@mutant("matrices", "onnx#7913 onnxruntime#28379 emmtrix/emx-onnx-cgen#731", _unlike, "scores_stage")
+class stages_exchanged(Rules):
+    """The scores after softcap are returned for those after bias and mask, and the other way round."""
+
+    def stages(self, scores: Array, capped: Array, biased: Array, weights: Array) -> dict[str, Array]:
+        return super().stages(scores, biased, capped, weights)
+
+
+@mutant("matrices", "flash-attention#902 flash-attention#106", wants("weights"))
+class weights_unnormalised(Rules):
+    """The weights returned are exp(t - m), not divided by their sum."""
+
+    def stages(self, scores: Array, capped: Array, biased: Array, weights: Array) -> dict[str, Array]:
+        peak = np.max(biased, axis=1, keepdims=True, initial=-np.inf)
+        return super().stages(scores, capped, biased, np.exp(biased - np.where(np.isfinite(peak), peak, 0)))

@@ -1,0 +1,203 @@
+"""What q, k and v are made of, wrongly: rotation, the cache of rotated keys, codes and scales."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..case import Cache, Case
+from ..quantise import BLOCK, Kind
+from ..rotary import Rotary
+from ..streaming import Rules
+from .catalogue import lengths, mutant, unequal_lengths, wants
+
+__all__: list[str] = []
+
+Array = np.ndarray[Any, Any]
+GGML = ("q8_0", "q4_0")
+
+
+def _rotates(also: Callable[[Case, Rotary], bool]) -> Callable[[Case], bool]:
+    return lambda case: case.rotary is not None and also(case, case.rotary)
+
+
+@mutant(
+    "rotary", "vllm#49323 vllm-ascend#12765 gpt-neox#834",
+    _rotates(lambda case, rotary: rotary.dim > 2), "rotary_pairing",
+)  # fmt: skip
+class rotary_pairs_exchanged(Rules):
+    """Coordinates 2i and 2i + 1 are a pair where i and i + dim / 2 should be, and the other way round."""
+
+    def read(self, case: Case) -> Case:
+        if case.rotary is None:
+            return case
+        rotary = dataclasses.replace(case.rotary, interleaved=not case.rotary.interleaved)
+        return dataclasses.replace(case, rotary=rotary)
+
+
+@mutant("rotary", "nanochat#489 ngxson/llama.cpp#59", _rotates(lambda case, rotary: True), "rotary_position")
+class rotary_backwards(Rules):
+    """The angles have the other sign."""
+
+    def rotate(self, x: Array, cos: Array, sin: Array, rotary: Rotary) -> Array:
+        return super().rotate(x, cos, -sin, rotary)
+
+
+@mutant(
+    "rotary", "mlx-vlm#1983 executorch#2010 moeut#6",
+    _rotates(lambda case, rotary: unequal_lengths(case)), "rotary_position",
+)  # fmt: skip
+class rotary_from_0(Rules):
+    """Queries are counted from 0, as if there were no keys before them."""
+
+    def query_positions(self, i: Array, lq: Array, lk: Array) -> Array:
+        return i
+
+
+@mutant(
+    "rotary", "maxtext#4616 mlx-lm#1698 labscommunity/cascadia#69",
+    _rotates(lambda case, rotary: rotary.dim <= case.D - 2), "rotary_partial",
+)  # fmt: skip
+class rotary_of_whole_head(Rules):
+    """All coordinates are rotated, those beyond dim by the same angles again."""
+
+    def rotate(self, x: Array, cos: Array, sin: Array, rotary: Rotary) -> Array:
+        again = np.arange(x.shape[-1] // 2) % cos.shape[-1]
+        return super().rotate(x, cos[..., again], sin[..., again], rotary)
+
+
+@mutant(
+    "rotary", "candle#3568 ngxson/llama.cpp#59 Dao-AILab/flash-attention#569",
+    _rotates(lambda case, rotary: wants("dq", "dk")(case)), "rotary_backward",
+)  # fmt: skip
+class rotary_not_undone(Rules):
+    """dq and dk are those of the rotated q and k."""
+
+    def unrotate(self, x: Array, cos: Array, sin: Array, rotary: Rotary) -> Array:
+        return x.astype(self.dtype)
+
+
+def _cached(case: Case, rotary: Rotary) -> bool:
+    return isinstance(case.storage, Cache) and case.Lq > 0
+
+
+@mutant("cache", "kvcache-ai/sglang#66", _rotates(_cached), "cache_rotation")
+class new_keys_unrotated(Rules):
+    """Keys are appended, and attended to, as they come."""
+
+    def rotated_before(self, case: Case, past: Array) -> Array:
+        return np.full_like(past, True) if isinstance(case.storage, Cache) else past & False
+
+
+@mutant(
+    "cache", "shainet#110",
+    _rotates(lambda case, rotary: _cached(case, rotary) and unequal_lengths(case)), "cache_rotation",
+)  # fmt: skip
+class cached_keys_rotated_again(Rules):
+    """Keys of the cache, which were rotated when they were appended, are rotated once more."""
+
+    def rotated_before(self, case: Case, past: Array) -> Array:
+        return np.zeros_like(past)
+
+
+@mutant(
+    "cache", "gpt-neox#363 equinox#704",
+    _rotates(lambda case, rotary: _cached(case, rotary) and "k_cache" in case.want), "cache_rotation",
+)  # fmt: skip
+class cache_gets_unrotated_keys(Rules):
+    """Rotated keys are attended to, and unrotated ones are appended."""
+
+    def to_cache(self, turned: Array, plain: Array) -> Array:
+        return plain
+
+
+# codes and scales
+
+
+def _coded(also: Callable[[Case, Any], bool]) -> Callable[[Case], bool]:
+    return lambda case: case.quant is not None and also(case, case.quant)
+
+
+_UNSCALED = "flashinfer#4979 flashinfer#1023 vllm#51363 sglang#20705"
+
+
+@mutant("quant", _UNSCALED, _coded(lambda case, quant: True), "descale_dropped")
+class k_scale_dropped(Rules):
+    """The scale of the keys is taken for 1."""
+
+    def dequantise(self, name: str, codes: Array, scale: Array, kind: Kind) -> Array:
+        return super().dequantise(name, codes, np.ones_like(scale) if name == "k" else scale, kind)
+
+
+@mutant("quant", _UNSCALED, _coded(lambda case, quant: True), "descale_dropped")
+class v_scale_dropped(Rules):
+    """The scale of the values is taken for 1."""
+
+    def dequantise(self, name: str, codes: Array, scale: Array, kind: Kind) -> Array:
+        return super().dequantise(name, codes, np.ones_like(scale) if name == "v" else scale, kind)
+
+
+@mutant(
+    "quant", "ROCm/rocm-libraries#10474 sgl-kernel-xpu#252 vllm#42580",
+    _coded(lambda case, quant: quant.granularity != "tensor" and (case.H if quant.of == "qkv" else case.Hkv) > 1),
+    "descale_shared",
+)  # fmt: skip
+class scale_of_head_0(Rules):
+    """All heads have the scale of the first."""
+
+    def dequantise(self, name: str, codes: Array, scale: Array, kind: Kind) -> Array:
+        return super().dequantise(name, codes, np.broadcast_to(scale[:, :1], scale.shape), kind)
+
+
+def _blocks(case: Case, quant: Any) -> bool:
+    if quant.kind in GGML:
+        return max(case.D, case.Dv) > 32
+    return bool(quant.granularity == "block" and max(case.Lk, case.Lq if quant.of == "qkv" else 0) > BLOCK)
+
+
+@mutant("quant", "vllm#38874 llama.cpp#23693 kvcached#435", _coded(_blocks), "code_index")
+class scale_of_next_block(Rules):
+    """Each block has the scale of the block before it."""
+
+    def dequantise(self, name: str, codes: Array, scale: Array, kind: Kind) -> Array:
+        return super().dequantise(name, codes, np.roll(scale, 1, axis=3 if kind in GGML else 2), kind)
+
+
+@mutant("quant", "kekzl/imp#722 1bit-MONSTER#572", _coded(lambda case, quant: quant.kind == "q4_0"), "code_index")
+class nibbles_interleaved(Rules):
+    """A byte of q4_0 is taken for entries 2t and 2t + 1; it holds t and t + 16."""
+
+    def dequantise(self, name: str, codes: Array, scale: Array, kind: Kind) -> Array:
+        x = super().dequantise(name, codes, scale, kind)
+        if kind != "q4_0":
+            return x
+        return x.reshape(*x.shape[:3], x.shape[3] // 32, 2, 16).swapaxes(-1, -2).reshape(x.shape)
+
+
+@mutant("quant", "kekzl/imp#722 1bit-MONSTER#572", _coded(lambda case, quant: quant.kind == "q4_0"), "code_index")
+class nibbles_without_offset(Rules):
+    """A nibble n of q4_0 is taken for n; it stands for n - 8."""
+
+    def dequantise(self, name: str, codes: Array, scale: Array, kind: Kind) -> Array:
+        x = super().dequantise(name, codes, scale, kind)
+        return x + np.repeat(8 * scale.astype(x.dtype), 32, axis=3) if kind == "q4_0" else x
+
+
+@mutant(
+    "cache", "onnxruntime-genai#2354",
+    lambda case: isinstance(case.storage, Cache) and case.Lq > 0 and case.B > 0, "cache_slot",
+)  # fmt: skip
+class cache_slot_late(Rules):
+    """New tokens are appended one slot too late, which leaves a hole."""
+
+    def take(self, case: Case, given: Any) -> dict[str, Array]:
+        dense = super().take(case, given)
+        for name in "kv" if isinstance(case.storage, Cache) else "":
+            for b, n in enumerate(lengths(case)[1]):
+                past = n - case.Lq
+                dense[name][b, :, past] = given[f"{name}_cache"][b, past]
+                dense[name][b, :, past + 1 : n] = given[name][b][:, : case.Lq - 1]
+        return dense

@@ -1,0 +1,294 @@
+"""The laws: our kernel obeys them, whatever its schedule; each catches a kernel that is broken for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refattn import laws
+from refattn.calling import Local
+from refattn.case import Case
+from refattn.conform import examine, run
+from refattn.dtypes import FORMATS
+from refattn.inputs import Problem, make
+from refattn.judge import Verdict
+from refattn.laws.measured import Measured, compare, exact
+from refattn.laws.problems import Mapped, taken
+from refattn.masks import Causal, Documents, Mask, Window
+from refattn.mutants import MUTANTS, rewritten
+from refattn.precision import Conventions, Precision, preset
+from refattn.report import as_json, as_junit, failure
+from refattn.streaming import Rules, Schedule, Streaming
+
+Array = np.ndarray[Any, Any]
+INVARIANT = Conventions(batch_invariant=True)
+KERNEL = Streaming(conventions=INVARIANT)
+SHORT = [base for base in laws.BASES if base.chapter != "long"]
+DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn")
+
+
+# kernels with one thing wrong, for each law
+
+
+class fixed_point_q(Rules):
+    """q is rounded to multiples of 2^-24."""
+
+    def products(self, q: Array, k: Array, scale: float) -> Array:
+        return super().products(np.rint(q * 2.0**24).astype(q.dtype) / q.dtype.type(2.0**24), k, scale)
+
+
+class q_rounded_down(Rules):
+    """q is one unit in the last place of float32 too low."""
+
+    def products(self, q: Array, k: Array, scale: float) -> Array:
+        return super().products(np.nextafter(q, -np.inf) if q.dtype == np.float32 else q, k, scale)
+
+
+class stored_rounded_down(Rules):
+    """Results are rounded down to float32, not to nearest."""
+
+    def store(self, x: Array, name: str) -> Array:
+        y = super().store(x, name)
+        return np.where(y > 0, y, np.nextafter(y, np.float32(-np.inf))) if name == "float32" else y
+
+
+class hidden_by_minus_20(Rules):
+    """What is hidden has 20 taken off its score."""
+
+    def hide(self, s: Array, visible: Array | None) -> Array:
+        return s if visible is None else np.where(visible, s, s - 20)
+
+
+class delta_with_epsilon(Rules):
+    """A little is added to delta, lest it be 0."""
+
+    def delta(self, out: Array, dout: Array) -> Array:
+        return super().delta(out, dout) + np.finfo(self.dtype).eps / 128
+
+
+@dataclass(frozen=True)
+class Int32Window(Mask):
+    """A window whose ends are computed in 32 bits."""
+
+    left: int | None
+    right: int | None
+    align: str
+
+    def __call__(self, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
+        diagonal = (i if self.align == "top_left" else i + lk - lq).astype(np.int32)
+        seen = np.ones((), dtype=bool)
+        with np.errstate(over="ignore"):
+            if self.left is not None:
+                seen = seen & (j >= diagonal - np.int32(self.left))
+            if self.right is not None:
+                seen = seen & (j <= diagonal + np.int32(self.right))
+        return seen
+
+
+class window_in_32_bits(Rules):
+    """i + right overflows."""
+
+    def geometry(self, mask: Any) -> Any:
+        return rewritten(mask, lambda m: Int32Window(m.left, m.right, m.align) if isinstance(m, Window) else m)
+
+
+class documents_ignored(Rules):
+    """All tokens are of one document."""
+
+    def geometry(self, mask: Any) -> Any:
+        def one(ids: Any) -> Any:
+            return None if ids is None else (0,) * len(ids)
+
+        return rewritten(mask, lambda m: Documents(one(m.q_ids), one(m.k_ids)) if isinstance(m, Documents) else m)
+
+
+class causal_ignored(Rules):
+    """A causal mask hides nothing."""
+
+    def geometry(self, mask: Any) -> Any:
+        return rewritten(mask, lambda m: Window(None, None, m.align) if isinstance(m, Causal) else m)
+
+
+class Wrapped(Streaming):
+    """The honest kernel with something done before or after."""
+
+    calls = itertools.count()
+
+    def __call__(self, case: Case, given: Mapping[str, Any]) -> dict[str, Array]:
+        return self.after(case, given, super().__call__(*self.before(case, given)))
+
+    def before(self, case: Case, given: Mapping[str, Any]) -> tuple[Case, Mapping[str, Any]]:
+        return case, given
+
+    def after(self, case: Case, given: Mapping[str, Any], y: dict[str, Array]) -> dict[str, Array]:
+        return y
+
+
+class odd_rows_larger(Wrapped):
+    """Odd rows of out are 5 % too large."""
+
+    def after(self, case: Case, given: Mapping[str, Any], y: dict[str, Array]) -> dict[str, Array]:
+        y["out"][:, :, 1::2] *= y["out"].dtype.type(1.05)
+        return y
+
+
+class last_row_lost(Wrapped):
+    """The gradient of the last row is lost."""
+
+    def before(self, case: Case, given: Mapping[str, Any]) -> tuple[Case, Mapping[str, Any]]:
+        dout = given["dout"].copy()
+        dout[:, :, -1] = 0
+        return case, {**given, "dout": dout}
+
+
+class out_clipped(Wrapped):
+    """out saturates."""
+
+    def after(self, case: Case, given: Mapping[str, Any], y: dict[str, Array]) -> dict[str, Array]:
+        return {**y, "out": np.clip(y["out"], -0.25, 0.25).astype(y["out"].dtype)}
+
+
+class out_doubled(Wrapped):
+    """out is twice what it should be."""
+
+    def after(self, case: Case, given: Mapping[str, Any], y: dict[str, Array]) -> dict[str, Array]:
+        return {**y, "out": y["out"] * y["out"].dtype.type(2)}
+
+
+class softmax_plus_one(Wrapped):
+    """exp(0) joins the denominator, as in softmax_1."""
+
+    def before(self, case: Case, given: Mapping[str, Any]) -> tuple[Case, Mapping[str, Any]]:
+        if case.sinks is not None:
+            return case, given
+        return replace(case, sinks="zero"), {**given, "sinks": np.zeros(case.H, given["q"].dtype)}
+
+
+class zero_times_all_q(Wrapped):
+    """0 times the sum of all queries is added to out."""
+
+    def after(self, case: Case, given: Mapping[str, Any], y: dict[str, Array]) -> dict[str, Array]:
+        nothing = 0 * given["q"].astype(np.float64).sum()
+        return {**y, "out": (y["out"].astype(np.float64) + nothing).astype(y["out"].dtype)}
+
+
+class lengths_ignored(Wrapped):
+    """All keys exist."""
+
+    def before(self, case: Case, given: Mapping[str, Any]) -> tuple[Case, Mapping[str, Any]]:
+        return replace(case, k_lens=None), given
+
+
+class first_dv_lost(Wrapped):
+    """dv of the first key is 0."""
+
+    def after(self, case: Case, given: Mapping[str, Any], y: dict[str, Array]) -> dict[str, Array]:
+        if "dv" in y:
+            y["dv"][:, :, 0] = 0
+        return y
+
+
+class splits_by_batch(Wrapped):
+    """As many splits as leave no core idle; batch_invariant is declared all the same."""
+
+    def __call__(self, case: Case, given: Mapping[str, Any]) -> dict[str, Array]:
+        busy = case.B * case.H
+        return Streaming(schedule=Schedule(tile_k=16, splits=max(1, 8 // busy), exp="exp2"))(case, given)
+
+
+class workspace_left(Wrapped):
+    """dq is added up in a workspace for its shape that is not cleared: 1 % of the last call's is left."""
+
+    left: dict[Any, Array] = {}
+
+    def after(self, case: Case, given: Mapping[str, Any], y: dict[str, Array]) -> dict[str, Array]:
+        if "dq" in y:
+            key = y["dq"].shape, y["dq"].dtype
+            dq = y["dq"].astype(np.float64)
+            y["dq"] = (dq + 2.0**-7 * self.left.get(key, 0.0)).astype(y["dq"].dtype)
+            self.left[key] = dq
+        return y
+
+
+class atomics(Wrapped):
+    """Gradients of long problems are added in the order in which blocks happen to finish."""
+
+    def __call__(self, case: Case, given: Mapping[str, Any]) -> dict[str, Array]:
+        many = case.backward and case.Lk > 64
+        order = Schedule(tile_k=16, tile_q=16, order="random", seed=next(self.calls)) if many else Schedule()
+        return Streaming(schedule=order)(case, given)
+
+
+class far_rows_scaled(Wrapped):
+    """Rows from 65,536 on read their scale from elsewhere: it is 10 % larger."""
+
+    def before(self, case: Case, given: Mapping[str, Any]) -> tuple[Case, Mapping[str, Any]]:
+        if case.Lq <= 65536:
+            return case, given
+        q = given["q"].copy()
+        q[:, :, 65536:] *= q.dtype.type(1.1)
+        return case, {**given, "q": q}
+
+
+class keys_wrap_at_65536(Wrapped):
+    """Keys from 65,536 on are read from the beginning."""
+
+    def before(self, case: Case, given: Mapping[str, Any]) -> tuple[Case, Mapping[str, Any]]:
+        if case.Lk <= 65536:
+            return case, given
+        return case, {n: x[:, :, np.arange(case.Lk) % 65536] if n in "kv" else x for n, x in given.items()}
+
+
+def _kernel(rules: type[Rules]) -> Streaming:
+    return Streaming(name=rules.__name__, rules=rules, conventions=INVARIANT)
+
+
+def _wrapped(kind: type[Wrapped]) -> Streaming:
+    return kind(name=kind.__name__, conventions=INVARIANT)
+
+
+def _mutant(name: str) -> Streaming:
+    return replace(MUTANTS[name].implementation, conventions=INVARIANT)
+
+
+BROKEN: dict[str, Streaming] = {
+    "key_permutation": _mutant("missing_rescale"),
+    "query_permutation": _wrapped(odd_rows_larger),
+    "query_chunks": _wrapped(last_row_lost),
+    "duplicate_keys": _mutant("lse_base_2"),
+    "split_merge": _mutant("sinks_dropped"),
+    "additivity": _wrapped(out_clipped),
+    "values_scaled": _kernel(stored_rounded_down),
+    "unit_values": _mutant("tail_keys_scored"),
+    "convex_hull": _wrapped(out_doubled),
+    "adjoint_in_v": _mutant("dkdv_not_summed_over_group"),
+    "logit_shift": _wrapped(softmax_plus_one),
+    "scale_equivalence": _kernel(fixed_point_q),
+    "sign_flips": _kernel(q_rounded_down),
+    "expanded_heads": _mutant("gqa_tiled"),
+    "head_isolation": _wrapped(zero_times_all_q),
+    "batch_isolation": _wrapped(zero_times_all_q),
+    "batch_of_one": _wrapped(splits_by_batch),
+    "hidden_keys": _kernel(hidden_by_minus_20),
+    "unused_keys": _wrapped(lengths_ignored),
+    "other_rows": _wrapped(zero_times_all_q),
+    "infinite_window": _kernel(window_in_32_bits),
+    "documents": _kernel(documents_ignored),
+    "causal_prefix": _kernel(causal_ignored),
+    "causal_last_row": _mutant("causal_top_left"),
+    "zero_gradient": _kernel(delta_with_epsilon),
+    "values_mass": _wrapped(first_dv_lost),
+    "keys_balance": _mutant("delta_missing"),
+    "rotation": _mutant("scale_missing_in_dk"),
+    "values_rotation": _wrapped(first_dv_lost),
+    "adjoint_in_q": _mutant("delta_missing"),
+    "adjoint_in_k": _mutant("scale_missing_in_dk"),
+    "repeatability": _wrapped(atomics),
+    "sampled_rows": _wrapped(far_rows_scaled),
+}
