@@ -21,7 +21,7 @@ from .dtypes import FORMATS
 from .inputs import FAMILIES, Problem, make
 from .judge import ratios
 from .masks import Causal, Mask, Prefix, Window
-from .oracle import scale_of
+from .oracle import attention_scores, scale_of
 from .precision import Precision, preset
 from .quantise import KINDS, Granularity, Quant
 from .rotary import Rotary
@@ -112,11 +112,11 @@ def _contract(name: str, usual: Precision) -> Precision:
 
 
 def _largest_score(problem: Problem) -> float:
-    """A bound of the scores' size, bias included; the room is a unit roundoff of float16."""
-    case = problem.case
-    q, k, bias = (np.asarray(problem.logical.get(name, 0.0), dtype=np.float64) for name in ("q", "k", "bias"))
-    scores = scale_of(case.scale, case.D) * q @ np.repeat(k, case.H // case.Hkv, axis=1).swapaxes(-1, -2)
-    return float(np.abs(scores).max(initial=0.0) + np.abs(bias).max(initial=0.0)) * (1 + 2.0**-11)
+    """A bound of the scores' size at each stage; the room is a unit roundoff of float16."""
+    case, x = problem.case, problem.logical
+    mod = None if case.score_mod is None else SCORE_MODS[case.score_mod]
+    stages = attention_scores(x["q"], x["k"], bias=x.get("bias"), scale=case.scale, score_mod=mod)
+    return max(float(np.abs(s).max(initial=0.0)) for s in stages[:3]) * (1 + 2.0**-11)
 
 
 def _fits(problem: Problem, precision: Precision) -> bool:

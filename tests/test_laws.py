@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from refattn import laws
+from refattn import attention, laws
 from refattn.calling import Local
-from refattn.case import Case
-from refattn.conform import examine, run
+from refattn.case import BiasSpec, Case
+from refattn.cli import main
+from refattn.conform import examine
 from refattn.dtypes import FORMATS
-from refattn.inputs import Problem, make
+from refattn.implementation import implementation
+from refattn.inputs import make
 from refattn.judge import Verdict
+from refattn.laws import bench
 from refattn.laws.measured import Measured, compare, exact
-from refattn.laws.problems import Mapped, taken
+from refattn.laws.problems import Inexact, altered, taken
 from refattn.masks import Causal, Documents, Mask, Window
 from refattn.mutants import MUTANTS, rewritten
 from refattn.precision import Conventions, Precision, preset
-from refattn.report import as_json, as_junit, failure
+from refattn.report import failure
 from refattn.streaming import Rules, Schedule, Streaming
+from refattn.truth import truth
 
 Array = np.ndarray[Any, Any]
 INVARIANT = Conventions(batch_invariant=True)
@@ -37,10 +45,11 @@ DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn")
 
 
 class fixed_point_q(Rules):
-    """q is rounded to multiples of 2^-24."""
+    """q is rounded to multiples of 2^-24, in float32."""
 
     def products(self, q: Array, k: Array, scale: float) -> Array:
-        return super().products(np.rint(q * 2.0**24).astype(q.dtype) / q.dtype.type(2.0**24), k, scale)
+        grid = np.float32(2.0**24)
+        return super().products(np.rint(q * grid) / grid if q.dtype == np.float32 else q, k, scale)
 
 
 class q_rounded_down(Rules):
@@ -48,14 +57,6 @@ class q_rounded_down(Rules):
 
     def products(self, q: Array, k: Array, scale: float) -> Array:
         return super().products(np.nextafter(q, -np.inf) if q.dtype == np.float32 else q, k, scale)
-
-
-class stored_rounded_down(Rules):
-    """Results are rounded down to float32, not to nearest."""
-
-    def store(self, x: Array, name: str) -> Array:
-        y = super().store(x, name)
-        return np.where(y > 0, y, np.nextafter(y, np.float32(-np.inf))) if name == "float32" else y
 
 
 class hidden_by_minus_20(Rules):
@@ -178,6 +179,15 @@ class zero_times_all_q(Wrapped):
         return {**y, "out": (y["out"].astype(np.float64) + nothing).astype(y["out"].dtype)}
 
 
+class v_read_down(Wrapped):
+    """v is read one unit in the last place of float32 too low."""
+
+    def before(self, case: Case, given: Mapping[str, Any]) -> tuple[Case, Mapping[str, Any]]:
+        v = given["v"]
+        lower = np.where(np.isfinite(v), np.nextafter(v, v.dtype.type(-np.inf)), v) if v.dtype == np.float32 else v
+        return case, {**given, "v": lower}
+
+
 class lengths_ignored(Wrapped):
     """All keys exist."""
 
@@ -198,8 +208,8 @@ class splits_by_batch(Wrapped):
     """As many splits as leave no core idle; batch_invariant is declared all the same."""
 
     def __call__(self, case: Case, given: Mapping[str, Any]) -> dict[str, Array]:
-        busy = case.B * case.H
-        return Streaming(schedule=Schedule(tile_k=16, splits=max(1, 8 // busy), exp="exp2"))(case, given)
+        splits = max(1, 8 // max(1, case.B * case.H))
+        return Streaming(schedule=Schedule(tile_k=16, splits=splits, exp="exp2"))(case, given)
 
 
 class workspace_left(Wrapped):
@@ -264,7 +274,7 @@ BROKEN: dict[str, Streaming] = {
     "duplicate_keys": _mutant("lse_base_2"),
     "split_merge": _mutant("sinks_dropped"),
     "additivity": _wrapped(out_clipped),
-    "values_scaled": _kernel(stored_rounded_down),
+    "values_scaled": _wrapped(v_read_down),
     "unit_values": _mutant("tail_keys_scored"),
     "convex_hull": _wrapped(out_doubled),
     "adjoint_in_v": _mutant("dkdv_not_summed_over_group"),
@@ -292,3 +302,109 @@ BROKEN: dict[str, Streaming] = {
     "repeatability": _wrapped(atomics),
     "sampled_rows": _wrapped(far_rows_scaled),
 }
+
+
+@cache
+def _rows(law: str) -> tuple[Case, ...]:
+    """The law's rows, cheapest first."""
+    return tuple(sorted(laws.rows([laws.LAWS[law]]), key=lambda c: c.B * c.H * c.Lq * c.Lk))
+
+
+def _verdicts(kernel: Any, rows: Iterable[Case]) -> list[Verdict]:
+    candidate = Local(kernel)
+    return [examine(candidate, row) for row in rows]
+
+
+def _failing(verdicts: Iterable[Verdict]) -> list[str]:
+    return [failure(v, None) for v in verdicts if v.status != "passed"]
+
+
+# our kernel obeys
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_our_kernel_obeys_every_law(dtype: str) -> None:
+    firsts = {}
+    for law in laws.LAWS:
+        for row in _rows(law):
+            if row.dtype == dtype and row.Lk < 1000:
+                firsts.setdefault((law, row.mask is None), row)
+    assert len({law for law, _ in firsts}) >= {"float8_e4m3fn": 10}.get(dtype, 25)
+    assert not _failing(_verdicts(KERNEL, firsts.values()))
+
+
+def test_at_great_length_too() -> None:
+    rows = [row for row in laws.rows() if row.id in ("sampled_rows.tall-f32", "split_merge.far-f32")]
+    assert len(rows) == 2 and not _failing(_verdicts(KERNEL, rows))
+
+
+@dataclass(frozen=True)
+class _Contracted(Streaming):
+    """The honest kernel with all that a contract allows."""
+
+    loosened: tuple[tuple[str, Any], ...] = ()
+
+    def precision(self, case: Case) -> Precision:
+        contract = preset(case.dtype, case.out_dtype)
+        if FORMATS[case.dtype].bits not in (8, 11):
+            return contract
+        return replace(contract, source="a test", **dict(self.loosened))
+
+
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(
+    st.sampled_from([1, 5, 16]), st.sampled_from([16, 17, 48]), st.sampled_from(["reverse", "random"]),
+    st.integers(1, 3), st.sampled_from(["exp", "exp2"]), st.integers(0, 1000),
+    st.sampled_from([(), (("sum_rounded_weights", True),), (("weights", None),), (("weights_normalised", True),)]),
+)  # fmt: skip
+def test_an_honest_kernel_obeys_whatever_its_schedule_and_contract(
+    tile_q: int, tile_k: int, order: Any, splits: int, exp: Any, seed: int, loosened: Any
+) -> None:
+    schedule = Schedule(tile_q, tile_k, order, splits, exp, seed)
+    kernel = _Contracted(schedule=schedule, conventions=INVARIANT, loosened=loosened)
+    bases = [replace(b, seed=seed) for b in SHORT if b.id in ("full-f16", "sinks-bf16", "causal-br-tall-f32")]
+    assert not _failing(_verdicts(kernel, laws.rows(None, bases)))
+
+
+def test_bits_are_asked_of_no_kernel_that_declares_that_they_vary() -> None:
+    base = [b for b in SHORT if b.id == "full-bf16"]
+    vary = atomics(conventions=Conventions(deterministic=False, batch_invariant=True))
+    verdicts = _verdicts(vary, laws.rows(None, base))
+    assert [v.case.chapter for v in verdicts if v.status == "unsupported"] == ["laws.repeatability"]
+    assert not _failing(v for v in verdicts if v.status != "unsupported")
+
+
+class _Unruly(Wrapped):
+    """NaN for rows that see nothing, log2, sinks outside of lse, and 0 * NaN let through; all declared."""
+
+    def after(self, case: Case, given: Mapping[str, Any], y: dict[str, Array]) -> dict[str, Array]:
+        if "lse" in y:
+            if case.sinks is not None:
+                y["lse"] = super().__call__(replace(case, sinks=None, want=frozenset({"lse"})), given)["lse"]
+            y["lse"] = y["lse"] / y["lse"].dtype.type(np.log(2))
+        empty = ~case.visibility.tile().any(-1)
+        for name in ("out", "lse"):
+            if name in y and case.sinks is None:
+                y[name][empty] = np.nan
+        return y
+
+    def __call__(self, case: Case, given: Mapping[str, Any]) -> dict[str, Array]:
+        return self.after(case, given, super().__call__(case, given)) if False else Wrapped.__call__(self, case, given)
+
+
+# each law catches
+
+
+def test_every_law_has_a_kernel_that_is_broken_for_it() -> None:
+    assert set(BROKEN) == set(laws.LAWS)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_law_catches_the_kernel_that_is_broken_for_it(name: str) -> None:
+    candidate = Local(BROKEN[name])
+    for row in _rows(name):
+        verdict = examine(candidate, row)
+        if verdict.status == "failed":
+            assert verdict.notes[0].startswith("law: ") and any(not o.passed for o in verdict.outputs)
+            return
+    pytest.fail(f"{name} lets {BROKEN[name].name} pass")

@@ -2,7 +2,13 @@
 
 The case's mask is realised exactly: `is_causal` for a top-left causal mask and nothing else, an
 explicit boolean (or, with a bias, additive) attn_mask for all others.  Gradients come from
-autograd.  What the call cannot express is refused: softcap, sinks, lse, float8.
+autograd.  What the call cannot express is refused: softcap, sinks, score_mod, rotation, quantised
+inputs, packed sequences, pages, caches, lse, float8.
+
+Dropout and weights are had from `torch.ops.aten._scaled_dot_product_attention_math`, which the math
+backend is: True of its dropout_mask is kept, and 1 / (1 - p) is in the output but not in the weights,
+from which what is dropped is missing all the same.  The other backends draw a mask that they do not
+return.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any, Literal
 
-from ..case import Case
+from ..case import Cache, Case, Packed, Paged
 from ..exchange import from_torch, to_torch
 from ..masks import Causal
 from ..precision import Conventions, Precision, Unsupported, preset
@@ -46,12 +52,16 @@ class ScaledDotProductAttention:
     def supports(self, case: Case) -> str | None:
         if case.dtype.startswith("float8"):
             return case.dtype
-        for feature in ("softcap", "sinks"):
+        for feature in ("softcap", "sinks", "score_mod", "rotary", "quant"):
             if getattr(case, feature) is not None:
                 return feature
+        if isinstance(case.storage, (Packed, Paged, Cache)):
+            return type(case.storage).__name__
+        if case.dropout is not None and (self.backend != "MATH" or case.dropout == 1):
+            return "dropout of 1" if self.backend == "MATH" else "dropout"  # of 1: 0 * inf
         if case.backward and "lse" in case.want:
             return "dlse"
-        if self.outputs.isdisjoint(case.want):
+        if self._returned(case).isdisjoint(case.want):
             return f"returns no {' '.join(sorted(case.want))}"
         if case.out_dtype != case.dtype:
             return f"out_dtype={case.out_dtype}"
@@ -60,6 +70,11 @@ class ScaledDotProductAttention:
         if self.backend == "FLASH_ATTENTION" and (case.D != case.Dv or "dbias" in case.want):
             return "D!=Dv" if case.D != case.Dv else "dbias"
         return None
+
+    def _returned(self, case: Case) -> frozenset[str]:
+        """What it can return of a case: weights of the math backend alone, and none after dropout."""
+        has_weights = self.backend == "MATH" and case.dropout is None
+        return self.outputs | ({"weights"} if has_weights else set())
 
     def precision(self, case: Case) -> Precision:
         contract = preset(case.dtype, case.out_dtype)
@@ -70,8 +85,6 @@ class ScaledDotProductAttention:
 
     def __call__(self, case: Case, given: Mapping[str, Any]) -> Mapping[str, Any]:
         import torch
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-        from torch.nn.functional import scaled_dot_product_attention
 
         names = [n for n in ("q", "k", "v", "bias") if n in given]
         x = {n: to_torch(given[n]).requires_grad_(case.backward) for n in names}
@@ -81,24 +94,36 @@ class ScaledDotProductAttention:
             attn_mask = torch.from_numpy(case.visibility.tile().copy())
         if "bias" in x:
             attn_mask = x["bias"] if attn_mask is None else torch.where(attn_mask, x["bias"], -torch.inf)
+        answer = self._answer(case, x["q"], x["k"], x["v"], attn_mask, causal, given.get("keep"))
+        wanted = [n for n in names if "d" + n in case.want]
+        if wanted:
+            found = torch.autograd.grad(answer["out"], [x[n] for n in wanted], to_torch(given["dout"]))
+            answer |= {"d" + n: g for n, g in zip(wanted, found, strict=True)}
+        return {n: from_torch(a) for n, a in answer.items()}
+
+    def _answer(self, case: Case, q: Any, k: Any, v: Any, mask: Any, causal: bool, keep: Any) -> dict[str, Any]:
+        """out, and weights where they are wanted and can be had."""
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        options = {"scale": case.scale, "enable_gqa": case.H != case.Hkv}
         chosen = [getattr(SDPBackend, self.backend)] if self.backend else list(SDPBackend.__members__.values())
         try:
             with warnings.catch_warnings(), sdpa_kernel(chosen):
-                warnings.simplefilter("ignore")  # why a kernel was not chosen; the error says so too
-                out = scaled_dot_product_attention(
-                    x["q"], x["k"], x["v"], attn_mask=attn_mask, is_causal=causal, scale=case.scale,
-                    enable_gqa=case.H != case.Hkv,
-                )  # fmt: skip
+                warnings.simplefilter("ignore")  # why a kernel was not chosen, which the error says too
+                if case.dropout is not None or ("weights" in case.want and "weights" in self._returned(case)):
+                    math_attention = torch.ops.aten._scaled_dot_product_attention_math
+                    kept = None if keep is None else to_torch(keep)
+                    if mask is not None and mask.dtype == torch.bool:  # it would add 1 where True
+                        mask = torch.zeros(mask.shape, dtype=q.dtype).masked_fill(~mask, -torch.inf)
+                    out, weights = math_attention(q, k, v, mask, case.dropout or 0.0, causal, kept, **options)
+                    return {"out": out} | ({"weights": weights} if case.dropout is None else {})
+                attend = torch.nn.functional.scaled_dot_product_attention
+                return {"out": attend(q, k, v, attn_mask=mask, is_causal=causal, **options)}
         except RuntimeError as error:
             if "No available kernel" in str(error):
                 raise Unsupported("no kernel of this backend takes the case") from None
             raise
-        answer = {"out": out}
-        if case.backward:
-            wanted = [n for n in names if "d" + n in case.want]
-            found = torch.autograd.grad(out, [x[n] for n in wanted], to_torch(given["dout"]))
-            answer |= {"d" + n: g for n, g in zip(wanted, found, strict=True)}
-        return {n: from_torch(a) for n, a in answer.items()}
 
 
 default = ScaledDotProductAttention(None)

@@ -29,7 +29,7 @@ def repeatability(base: Problem, ask: Bench) -> Iterator[Output]:
 
 
 @law("bound", "rows of a problem of any size = the oracle's, of those rows alone",
-     holds=lambda case: size(case) > SMALL, long=True)  # fmt: skip
+     holds=lambda case: size(case) > SMALL, alone="another scale for rows from 65,536 on", long=True)  # fmt: skip
 def sampled_rows(base: Problem, ask: Bench) -> Iterator[Output]:
     """out, lse and dq of a row need no other row: its truth costs O(Lk D).
 

@@ -28,12 +28,13 @@ KNOWN = frozenset(
 class Law:
     """A relation between answers that holds for every correct implementation.
 
-    kind        "exact": by definition, to the last bit; "bitwise": to the last bit where IEEE forces it
-                or the implementation declares it; "bound": within the sum of the derived radii
+    kind        "exact": by definition, to the last bit; "bitwise": to the last bit where IEEE forces it on a
+                kernel that is deterministic, or the implementation declares it, else within the bound;
+                "bound": within the sum of the derived radii
     statement   the relation, as a formula
     holds       on which cases it does: what breaks it is left out
-    alone       what only this law was seen to catch: a broken kernel that passes the case table and
-                all other laws; "" if none is known
+    alone       the broken kernel (tests/test_laws.py has it) that passes the case table and all other laws;
+                "" if none is known
     long        it is affordable where the truth of every row is not: see `Bench`
     """
 

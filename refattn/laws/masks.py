@@ -99,7 +99,8 @@ def other_rows(base: Problem, ask: Bench) -> Iterator[Output]:
 
 
 @law("bound", "window(∞) = causal, and window(∞, ∞) = no mask",
-     holds=lambda case: case.mask is None or isinstance(case.mask, Causal))  # fmt: skip
+     holds=lambda case: case.mask is None or isinstance(case.mask, Causal),
+     alone="i + right in 32 bits")  # fmt: skip
 def infinite_window(base: Problem, ask: Bench) -> Iterator[Output]:
     """A window that is wider than all there is: 2^31 - 1, to which 32 bits cannot add a position."""
     mask = base.case.mask

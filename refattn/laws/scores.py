@@ -43,23 +43,26 @@ def logit_shift(base: Problem, ask: Bench) -> Iterator[Output]:
 
 
 @law("bitwise", "(4 q, scale / 4) = (q, scale), dq a quarter", holds=lambda case: scale_of(case.scale, case.D) != 0,
-     long=True)  # fmt: skip
+     alone="q rounded to multiples of 2^-24, in float32", long=True)  # fmt: skip
 def scale_equivalence(base: Problem, ask: Bench) -> Iterator[Output]:
     """A power of two changes no rounding; four, so that its root does not either."""
     scale = scale_of(base.case.scale, base.case.D)
     a = ask.ask(altered(base, "as-is", scale=scale))
     b = ask.ask(altered(base, "scaled", {"q": 4 * base.logical["q"].astype(np.float64)}, scale=scale / 4))
-    yield from same(b, a.only("out", "lse", "dk", "dv", "dsinks"), bitwise=True)
+    repeats = ask.conventions.deterministic
+    yield from same(b, a.only("out", "lse", "dk", "dv", "dsinks"), bitwise=repeats)
     if "dq" in a:
         image = a["dq"].times(0.25)
-        yield from same(b, {"dq": image}, bitwise=ordinary(image, base.case.dtype, a.precision, False))
+        forced = ordinary(image, base.case.dtype, a.precision, False)
+        yield from same(b, {"dq": image}, bitwise=forced & repeats)
 
 
-@law("bitwise", "(q s, k s) = (q, k) for signs s of the features, dq and dk times s", long=True)
+@law("bitwise", "(q s, k s) = (q, k) for signs s of the features, dq and dk times s",
+     alone="q read one unit of float32 too low", long=True)  # fmt: skip
 def sign_flips(base: Problem, ask: Bench) -> Iterator[Output]:
     """Every product q_d k_d stays as it was, bit for bit, and rounding to nearest does not know signs."""
     s = rng_of(base, "sign_flips").choice([-1.0, 1.0], base.case.D)
     a = ask.ask(base)
     b = ask.ask(altered(base, "flipped", {n: s * base.logical[n].astype(np.float64) for n in "qk"}))
-    yield from same(b, a.only("out", "lse", "dv", "dsinks"), bitwise=True)
-    yield from same(b, {name: x.times(s) for name, x in a.only("dq", "dk").items()}, bitwise=True)
+    images = {**a.only("out", "lse", "dv", "dsinks"), **{n: x.times(s) for n, x in a.only("dq", "dk").items()}}
+    yield from same(b, images, bitwise=ask.conventions.deterministic)

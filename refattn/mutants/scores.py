@@ -69,7 +69,10 @@ def _modified(*but: str) -> Any:
     return lambda case: case.score_mod is not None and case.score_mod not in but
 
 
-@mutant("score_mod", "onnx#7865 emmtrix/emx-onnx-cgen#731", lambda case: _modified()(case) and case.softcap is not None, "score_mod_ignored")
+@mutant(
+    "score_mod", "onnx#7865 emmtrix/emx-onnx-cgen#731",
+    lambda case: _modified()(case) and case.softcap is not None, "score_mod_ignored",
+)  # fmt: skip
 class mod_before_softcap(Rules):
     """The modifier sees the scores before they are capped, and softcap caps what it makes of them."""
 

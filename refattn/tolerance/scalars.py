@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from .pairs import Keys, Pairs, Rows, Slopes
-from .rounding import LAMBDA
+from .rounding import LAMBDA, SQUARES_VANISH
 from .ties import Ties
 
 __all__ = ["Scalars", "Total"]
@@ -53,7 +53,8 @@ class Total:
         rigorous = self.rigorous + 4 * u * self.terms
         walk = self.count * (self.value**2 / 3 + self.squares / 6)
         sharp = LAMBDA * (self.variance + u * u / 3 * walk) ** 0.5 + self.coherent + 8 * u * abs(self.value)
-        return rigorous, rigorous if self.alike or not sharp <= rigorous else sharp
+        alone = self.alike or self.terms < SQUARES_VANISH or not sharp <= rigorous
+        return rigorous, rigorous if alone else sharp
 
 
 class Scalars:

@@ -1,0 +1,120 @@
+"""Chapter huge: positions beyond 65,536, rows of a million keys, offsets of 2**31 elements; only with `--full`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ..case import BiasSpec, Cache, Dense, Packed, Paged, Strided
+from ..masks import Causal, Chunked, Dilated, Documents, Gathered, GlobalTokens, Padding, Prefix, SinkTokens, Window
+from ..quantise import Quant
+from ..rotary import Rotary
+from .row import BF16, E4M3, F16, F32, F64, GRAD, row
+
+__all__ = ["CASES"]
+
+_row = partial(row, "huge")
+_TL, _BR = Causal("top_left"), Causal("bottom_right")
+
+CASES = (
+    # positions beyond 65,536
+    _row("huge-bias-keys-f32", "A bias row of 65,537 keys.",
+         "position_bits bias_dropped", (1, 2, 2, 3, 65_537, 8, 8), F32, "peaked", bias=BiasSpec("HQK")),
+    _row("huge-bias-queries-f32", "A bias of 65,537 rows, of 17 keys each.",
+         "position_bits tail_queries", (1, 1, 1, 65_537, 17, 8, 8), F32, "normal", bias=BiasSpec("QK")),
+    _row("huge-causal-br-bf16", "Two queries behind 65,700 keys.",
+         "position_bits causal_top_left", (1, 2, 2, 3, 65_700, 32, 32), BF16, "peaked", mask=_BR),
+    _row("huge-causal-tl-f16", "66,001 queries on 40 keys, causal: beyond the first rows all is visible.",
+         "position_bits negative_block_bound", (1, 1, 1, 66_001, 40, 16, 16), F16, "one_hot_v", mask=_TL),
+    _row("huge-window-f32", "A window of 65,600 keys, at the end of 70,000.",
+         "position_bits window_off_by_one", (1, 2, 2, 3, 70_000, 16, 16), F32, "rising",
+         mask=Window(65_600, 0, "bottom_right")),
+    _row("huge-window-narrow-bf16", "A window of 40 keys behind 70,001.",
+         "position_bits window_decode merge_empty", (1, 3, 3, 2, 70_001, 32, 32), BF16, "one_hot_v",
+         mask=Window(40, 0, "bottom_right")),
+    _row("huge-rotary-half-f32", "Rotation at 70,000.",
+         "rotary_far position_bits", (1, 1, 1, 2, 70_000, 16, 16), F32, "peaked", rotary=Rotary(16, False), mask=_BR),
+    _row("huge-rotary-pairs-bf16", "Rotation at 66,000 in pairs, behind a window.",
+         "rotary_far rotary_pairing", (1, 2, 2, 3, 66_000, 32, 32), BF16, "ties", rotary=Rotary(32, True),
+         mask=Window(500, 0, "bottom_right")),
+    _row("huge-alibi-f32", "Distances of up to 70,000, where a slope of float16 would be infinite.",
+         "alibi_distance position_bits", (1, 3, 3, 2, 70_000, 8, 8), F32, "normal", bias=BiasSpec("HQK", F32, "alibi"),
+         mask=_BR),
+    _row("huge-mod-distance-f64", "The same as a modifier of the scores.",
+         "score_mod_indices position_bits", (1, 2, 2, 3, 66_000, 8, 8), F64, "normal", score_mod="distance",
+         mask=_BR),
+    _row("huge-mod-relative-f32", "j - i up to 66,000, of either sign.",
+         "score_mod_indices position_bits", (1, 1, 1, 2, 66_000, 8, 8), F32, "falling", score_mod="relative"),
+    _row("huge-chunks-f16", "The chunk of position 65,599 begins at 65,536.",
+         "chunk_boundary position_bits", (1, 2, 2, 3, 65_600, 32, 32), F16, "one_hot_v",
+         mask=Chunked(1024, "bottom_right") & _BR),
+    _row("huge-global-dilated-bf16", "A dilated window and global tokens, one beyond 65,536.",
+         "global_lost dilation_ignored", (1, 2, 2, 3, 70_000, 32, 32), BF16, "peaked",
+         mask=Dilated(50, 3, "bottom_right") | GlobalTokens((0, 65_540), "bottom_right")),
+    _row("huge-gathered-f32", "Keys gathered from both sides of 65,536.",
+         "position_bits gathered_none", (1, 2, 2, 3, 70_000, 16, 16), F32, "needle",
+         mask=Gathered(tuple((69_999 - i, 65_535, 65_536, 4, -1, 33_000 + i) for i in range(3)))),
+    _row("huge-sink-tokens-f16", "The first four keys and the last hundred of 66,000.",
+         "mask_union position_bits", (1, 2, 2, 2, 66_000, 32, 32), F16, "peaked",
+         mask=SinkTokens(4) | Window(99, 0, "bottom_right")),
+    _row("huge-prefix-padding-f32", "A prefix of 65,600 of 66,000 keys, the last of them padding.",
+         "position_bits lengths_ignored", (2, 1, 1, 3, 66_000, 8, 8), F32, "one_hot_v",
+         mask=Prefix(65_600, "top_left") & Padding((65_601, 40_000))),
+    _row("huge-documents-f16", "66,000 queries in two documents on five keys.",
+         "documents_lost position_bits", (1, 1, 1, 66_000, 5, 16, 16), F16, "one_hot_v",
+         mask=Documents((0,) * 65_537 + (1,) * 463, (0, 0, 0, 1, 1))),
+    _row("huge-grad-keys-f32", "dk and dv of 65,700 keys, causal.",
+         "position_bits causal_top_left", (1, 1, 1, 3, 65_700, 8, 8), F32, "peaked", mask=_BR, want=GRAD),
+    _row("huge-grad-queries-bf16", "dk and dv are sums over 66,001 queries.",
+         "grad_16_bit position_bits", (1, 1, 1, 66_001, 33, 16, 16), BF16, "normal", want=GRAD),
+    _row("huge-sinks-lse-grad-f64", "Sinks and a gradient at lse over 65,600 keys.",
+         "dsinks_not_reduced dlse_ignored", (1, 2, 1, 2, 65_600, 8, 8), F64, "poisoned", sinks="normal",
+         mask=Window(65_540, 0, "bottom_right"), want=GRAD | {"lse", "dsinks"}),
+    _row("huge-dropout-f32", "Dropout at 66,000: the counter must not wrap.",
+         "dropout_ignored position_bits", (1, 2, 2, 2, 66_000, 8, 8), F32, "uniform", dropout=0.5),
+    # other ways to hand over so much
+    _row("huge-packed-bf16", "Packed sequences: cu_seqlens passes 65,536.",
+         "packed_leak position_bits", (3, 1, 1, 4, 40_000, 16, 16), BF16, "poisoned", storage=Packed(1),
+         q_lens=(4, 1, 2), k_lens=(40_000, 9, 39_000), mask=_BR),
+    _row("huge-paged-f32", "4,100 pages of 16 in any order.",
+         "pages_in_order page_table_row position_bits", (2, 2, 1, 2, 65_600, 8, 8), F32, "poisoned",
+         storage=Paged(16), k_lens=(65_600, 33), mask=Window(900, 0, "bottom_right")),
+    _row("huge-paged-1-f16", "66,000 pages of one token.",
+         "page_size position_bits", (1, 2, 2, 2, 66_000, 16, 16), F16, "needle", storage=Paged(1)),
+    _row("huge-cache-rotary-bf16", "Two tokens appended at 66,000, rotated there.",
+         "cache_slot rotary_far rotary_position", (1, 2, 1, 2, 66_000, 16, 16), BF16, "peaked", storage=Cache(1),
+         rotary=Rotary(16, False), mask=_BR, want=frozenset({"out", "k_cache", "v_cache"})),
+    _row("huge-q8-f16", "A q8_0 cache of 66,000 tokens.",
+         "code_index position_bits", (1, 2, 1, 2, 66_000, 32, 32), F16, "peaked", quant=Quant("q8_0", "block"),
+         mask=_BR),
+    _row("huge-int8-block-f32", "An int8 cache of 66,000 tokens, a thousand scales.",
+         "code_index position_bits", (1, 1, 1, 3, 66_000, 16, 16), F32, "one_hot_v", quant=Quant("int8", "block")),
+    _row("huge-lbhd-f64", "66,001 tokens first in memory.",
+         "strides_ignored position_bits", (2, 3, 1, 1, 66_001, 8, 8), F64, "rising", storage=Dense("LBHD")),
+    # a million keys
+    _row("million-f32", "A million keys, two queries of three heads.",
+         "merge_plain rescale_underflow", (1, 3, 1, 2, 1_000_000, 8, 8), F32, "peaked"),
+    _row("million-bf16", "A million keys in bfloat16, one query: nothing may be summed in 16 bits.",
+         "accumulator_16_bit row_sum_fp16", (1, 2, 1, 1, 1_000_000, 16, 16), BF16, "constant_v"),
+    _row("million-f16-window", "A million keys in float16, the last 300 visible.",
+         "merge_empty window_decode", (1, 3, 1, 2, 1_000_000, 8, 8), F16, "one_hot_v",
+         mask=Window(300, 0, "bottom_right")),
+    _row("million-e4m3", "A million keys of float8.",
+         "p_underflow merge_plain", (1, 2, 1, 1, 1_000_000, 8, 8), E4M3, "peaked"),
+    _row("million-rising-sinks-f32", "A million keys, a rescale in every tile, and a sink counted once.",
+         "missing_rescale sinks_per_split", (1, 5, 1, 1, 1_000_000, 8, 8), F32, "rising", sinks="large"),
+    _row("million-f64", "The truth's own error over a million keys.",
+         "float64_demoted last_tile", (1, 3, 1, 2, 999_999, 4, 4), F64, "normal"),
+    _row("million-grad-f32", "Gradients of a million keys.",
+         "grad_overflow delta_missing", (1, 2, 1, 1, 1_000_000, 4, 4), F32, "peaked", want=GRAD),
+    # offsets beyond 2**31 elements
+    _row("far-rows-f32", "4,100 keys, rows 2**20 elements apart: the last offset is beyond 2**32.",
+         "offset_32_bit", (1, 2, 2, 3, 4_100, 16, 16), F32, "needle", storage=Strided(1 << 20)),
+    _row("far-bias-rows-bf16", "A bias of 4,100 rows, 2**20 elements apart.",
+         "bias_offset_32_bit", (1, 1, 1, 4_100, 17, 32, 32), BF16, "peaked", storage=Strided(1 << 20),
+         bias=BiasSpec("QK", BF16)),
+    _row("far-rows-grad-f32", "dout of 4,099 rows, 2**20 elements apart.",
+         "offset_32_bit rows_past_end_backward", (1, 1, 1, 4_099, 19, 16, 16), F32, "one_hot_v",
+         storage=Strided(1 << 20), mask=_BR, want=GRAD),
+    _row("far-heads-f16", "40 heads, 2**27 elements apart.",
+         "offset_32_bit head_dropped", (1, 40, 40, 2, 8, 16, 16), F16, "one_hot_v", storage=Strided(1 << 24)),
+)  # fmt: skip
