@@ -8,18 +8,30 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from .dtypes import format_of
 from .masks import Mask, Visibility, mask_from_json
 from .quantise import Quant
 from .rotary import Rotary
 from .score_mods import SCORE_MODS
-from .storage import Cache, Dense, Packed, Paged, Shared, Storage, Strided, storage_from_json, storage_to_json
+from .storage import (
+    Cache,
+    Dense,
+    Packed,
+    Paged,
+    Shared,
+    Storage,
+    Strided,
+    part_from_json,
+    storage_from_json,
+    storage_to_json,
+)  # fmt: skip
 
 __all__ = [
     "CACHES", "GRADIENTS", "MATRICES", "NAMES", "OUTPUTS",
@@ -33,6 +45,7 @@ CACHES = ("k_cache", "v_cache")
 """the cache after the new tokens were appended"""
 GRADIENTS = ("dq", "dk", "dv", "dbias", "dsinks", "dscale", "dsoftcap")
 NAMES = OUTPUTS + MATRICES + CACHES + GRADIENTS
+_OFF = {"scale": "D**-0.5", "softcap": "no softcap", "dropout": "no dropout"}
 
 
 @dataclass(frozen=True)
@@ -106,6 +119,7 @@ class Case:
         if out.bits <= 4:
             raise ValueError(f"out_dtype={self.out_dtype}: the outputs of float8 cases are float16 or bfloat16")
         object.__setattr__(self, "flags", tuple(self.flags))
+        self._check_types()
         for name in ("q_lens", "k_lens"):
             value = getattr(self, name)
             if value is not None:
@@ -123,7 +137,7 @@ class Case:
             raise ValueError(f"scale={self.scale} must be finite; pass None for D**-0.5")
         if self.softcap is not None and not (self.softcap > 0 and math.isfinite(self.softcap)):
             raise ValueError(f"softcap={self.softcap} must be > 0 and finite; pass None for no softcap")
-        if self.score_mod is not None and self.score_mod not in SCORE_MODS:
+        if self.score_mod is not None and self.score_mod not in tuple(SCORE_MODS):
             raise ValueError(f"score_mod={self.score_mod!r} is not one of {', '.join(SCORE_MODS)}")
         if self.dropout is not None and not 0 <= self.dropout <= 1:
             raise ValueError(f"dropout={self.dropout} must be from 0 to 1; pass None for no dropout")
@@ -131,6 +145,23 @@ class Case:
         self._check_storage()
         last = slice(-1, None)
         self.visibility.tile(last, last)  # refuses a mask or lengths that do not fit
+
+    def _check_types(self) -> None:
+        """Each part is of its class, and numbers are Python's floats."""
+        for name, kind in (("mask", Mask), ("bias", BiasSpec), ("rotary", Rotary), ("quant", Quant)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise TypeError(f"{name}={value!r} must be a {kind.__name__}; pass None for no {name}")
+        if not isinstance(self.storage, get_args(Storage)):
+            names = ", ".join(f"{kind.__name__}()" for kind in get_args(Storage))
+            raise TypeError(f"storage={self.storage!r} must be one of {names}; Dense() is the plain one")
+        for name in ("scale", "softcap", "dropout"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+                raise TypeError(f"{name}={value!r} must be a number; pass None for {_OFF[name]}")
+            object.__setattr__(self, name, float(value))
 
     def _check_transforms(self) -> None:
         """Rotary and quantisation fit the sizes and what is wanted."""
@@ -199,6 +230,7 @@ class Case:
             "scale": self.scale is not None,
             "softcap": self.softcap is not None,
             "bias": self.bias is not None,
+            f"bias={self.bias and self.bias.family}": self.bias is not None,
             "sinks": self.sinks is not None,
             "q_lens": self.q_lens is not None,
             "k_lens": self.k_lens is not None,
@@ -246,11 +278,9 @@ class Case:
             raise ValueError(f"a case has no field {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}")
         made = dict(data)
         made["mask"] = mask_from_json(data.get("mask"))
-        if data.get("bias") is not None:
-            made["bias"] = BiasSpec(**data["bias"])
-        for name, kind in (("rotary", Rotary), ("quant", Quant)):
+        for name, kind in (("bias", BiasSpec), ("rotary", Rotary), ("quant", Quant)):
             if data.get(name) is not None:
-                made[name] = kind(**data[name])
+                made[name] = part_from_json(kind, name, data[name])
         if "storage" in data:
             made["storage"] = storage_from_json(data["storage"])
         return cls(**made)

@@ -70,9 +70,13 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     selection = argparse.ArgumentParser(add_help=False)
-    for option, metavar, what in (("case", "ID", "case or glob"), ("chapter", "C", "chapter"), ("dtype", "D", "dtype")):
+    for option, metavar, what in (
+        ("case", "ID", "case or glob"), ("chapter", "C", "chapter"), ("dtype", "D", "dtype"),
+        ("feature", "F", "feature or glob, such as rotary or quant=*"),
+    ):  # fmt: skip
         text = f"a {what}; may be repeated"
         selection.add_argument(f"--{option}", action="append", default=[], metavar=metavar, help=text)
+    selection.add_argument("--full", action="store_true", help="the chapter huge too, which takes minutes")
 
     candidate = argparse.ArgumentParser(add_help=False)
     candidate.add_argument(
@@ -145,7 +149,7 @@ def _selected(arguments: argparse.Namespace) -> tuple[Case, ...]:
     from .cases import select
 
     try:
-        return tuple(select(arguments.case, arguments.chapter, arguments.dtype))
+        return tuple(select(arguments.case, arguments.chapter, arguments.dtype, arguments.feature, arguments.full))
     except ValueError as error:
         raise _Usage(str(error)) from None
 
@@ -202,8 +206,8 @@ def _expected_failures(path: Path | None, cases: Sequence[Case]) -> dict[str, st
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    if arguments.case_json and (arguments.case or arguments.chapter or arguments.dtype):
-        raise _Usage("--case-json and --case, --chapter, --dtype exclude each other")
+    if arguments.case_json and (arguments.case or arguments.chapter or arguments.dtype or arguments.feature):
+        raise _Usage("--case-json and --case, --chapter, --dtype, --feature exclude each other")
     if arguments.laws or arguments.law:
         cases = _selected_laws(arguments)
     else:

@@ -147,7 +147,7 @@ def plain_options(case: Case) -> dict[str, Any]:
     if case.quant is not None:
         options["kind"] = case.quant.kind
     options |= dict.fromkeys(extra_names(case))
-    if case.out_dtype != case.dtype:
+    if case.out_dtype != case.dtype or (case.quant is not None and case.quant.of == "qkv"):
         options["out_dtype"] = case.out_dtype
     return options
 

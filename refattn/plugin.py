@@ -36,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=60.0,
         help="how long one call of it may take (default: %(default)s)",
     )
+    group.addoption("--attention-full", action="store_true", help="run the chapter huge too, which takes minutes")
     parser.addini("attention", "module:callable, what --attention is when it is not given", default="")
 
 
@@ -73,14 +74,20 @@ def attention_candidate(attention: Any, pytestconfig: pytest.Config) -> Iterator
 
 @pytest.fixture
 def attention_conforms(
-    attention: Any, attention_candidate: Worker | Local, record_property: Callable[[str, object], None]
+    attention: Any,
+    attention_candidate: Worker | Local,
+    pytestconfig: pytest.Config,
+    record_property: Callable[[str, object], None],
 ) -> Callable[[Case], None]:
     """A function that examines a case: returns if it passes or is acceptable, else fails or skips the test."""
 
     def check(case: Case) -> None:
+        from .cases import FULL
         from .conform import BadContract, examine
         from .report import failure
 
+        if case.chapter in FULL and not pytestconfig.getoption("attention_full"):
+            pytest.skip(f"chapter {case.chapter} is left out; --attention-full runs it")
         spec = attention if isinstance(attention, str) else None
         try:
             verdict = examine(attention_candidate, case)

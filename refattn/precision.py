@@ -64,7 +64,7 @@ class Precision:
     grad_per_head: bool = False
     """dk and dv of each query head are rounded to the output dtype before the group's are added."""
     flush_subnormal: bool = False
-    """outputs below the smallest normal number may be flushed to zero."""
+    """subnormal numbers may be flushed to zero: outputs, weights, and products before they are added up."""
     source: str = ""
     """where the fields looser than the preset are documented or measured."""
 

@@ -15,11 +15,13 @@ import json
 import math
 import re
 import shlex
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+from .case import NAMES
 from .conform import Report
 from .judge import Output, Verdict
 from .laws import law_of
@@ -44,11 +46,12 @@ def suite_version() -> str:
 def header(report: Report) -> list[str]:
     """What was run: suite, implementation, what it declares, seed."""
     about = report.description
-    declared = about.conventions.declared()
+    declared = _fields(about.conventions.declared())
+    outputs = f"outputs {' '.join(n for n in NAMES if n in about.outputs)}; conventions {declared or 'the defaults'}"
     return [
         f"refattn {suite_version()}, seed {report.seed}, {report.selected} cases",
         f"{report.spec}: {' '.join(x for x in (about.name, about.version) if x)}, {about.arrays} arrays",
-        f"outputs {' '.join(sorted(about.outputs))}; conventions {_fields(declared) or 'the defaults'}",
+        *textwrap.wrap(outputs, 80, subsequent_indent="  ", break_long_words=False),
         "tolerance: derived for each element from the preset contract of its dtype; what",
         "is looser is listed; the sharp bound decides: 1e-6 false alarms over the suite",
     ]

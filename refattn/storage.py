@@ -12,7 +12,7 @@ from typing import Any, Union
 
 from .visibility import check_int
 
-__all__ = ["Cache", "Dense", "Packed", "Paged", "Shared", "Storage", "Strided", "storage_from_json"]
+__all__ = ["Cache", "Dense", "Packed", "Paged", "Shared", "Storage", "Strided", "part_from_json", "storage_from_json"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Dense:
     layout: str = "BHLD"
 
     def __post_init__(self) -> None:
-        if sorted(self.layout) != sorted("BHLD"):
+        if not isinstance(self.layout, str) or sorted(self.layout) != sorted("BHLD"):
             raise ValueError(f"layout={self.layout!r} must be a permutation of 'BHLD'")
 
 
@@ -93,10 +93,22 @@ Storage = Union[Dense, Strided, Shared, Packed, Paged, Cache]  # noqa: UP007 - e
 def storage_from_json(data: Mapping[str, Any]) -> Storage:
     """The storage that `to_json` of a case described; without "type" it is Dense."""
     kinds: dict[str, Any] = {c.__name__: c for c in (Dense, Strided, Shared, Packed, Paged, Cache)}
+    if not isinstance(data, Mapping):
+        raise ValueError(f"storage={data!r} must be an object whose type is one of {', '.join(kinds)}")
     kind = kinds.get(data.get("type", "Dense"))
     if kind is None:
         raise ValueError(f"type={data.get('type')!r} of a storage is not one of {', '.join(kinds)}")
-    return kind(**{name: value for name, value in data.items() if name != "type"})
+    return part_from_json(kind, "storage", {name: value for name, value in data.items() if name != "type"})
+
+
+def part_from_json(kind: Any, name: str, data: Any) -> Any:
+    """A dataclass of its fields; refused, by the name of the field of Case that it is for, if they do not fit."""
+    fields = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(kind)}
+    needed = {field for field, required in fields.items() if required}
+    if not isinstance(data, Mapping) or not needed <= set(data) <= set(fields):
+        known = ", ".join(field if required else f"{field} (or not)" for field, required in fields.items())
+        raise ValueError(f"{name}={data!r} must be an object with {known or 'nothing but its type'}")
+    return kind(**data)
 
 
 def storage_to_json(storage: Storage) -> dict[str, Any]:

@@ -20,7 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("case", "exchange"),
     ("memory",),
     ("inputs", "nonfinite", "streaming", "tolerance"),
-    ("implementation", "cases", "truth", "adapters"),
+    ("implementation", "cases", "truth", "adapters", "strategy"),
     ("calling", "mutants"),
     ("worker", "judge"),
     ("laws",),

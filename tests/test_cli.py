@@ -20,7 +20,7 @@ from test_worker import ends
 
 from refattn import cli
 from refattn.case import Case
-from refattn.cases import CASES, FLAGS, by_id
+from refattn.cases import CASES, FLAGS, by_id, select
 from refattn.conform import run
 from refattn.dump import dump
 from refattn.judge import judge
@@ -273,7 +273,11 @@ def test_dump_of_a_run(refattn: Run, folder: Path) -> None:
 
 def test_list_has_a_line_for_each_case(refattn: Run) -> None:
     code, out, _ = refattn("list")
+    assert code == 0 and [text.split()[0] for text in out.splitlines()] == [case.id for case in select()]
+    code, out, _ = refattn("list", "--full")
     assert code == 0 and [text.split()[0] for text in out.splitlines()] == [case.id for case in CASES]
+    code, out, _ = refattn("list", "--feature", "quant=q*")
+    assert out and all("quant=q" in text for text in out.splitlines())
     code, out, _ = refattn("list", "--chapter", "basics", "--dtype", "float64")
     assert 0 < len(out.splitlines()) < 12 and all("float64" in text for text in out.splitlines())
 

@@ -15,13 +15,16 @@ from hypothesis import HealthCheck, given, settings
 
 from refattn import cli
 from refattn.calling import Local
-from refattn.case import Case
+from refattn.case import Case, Dense, Packed
 from refattn.conform import examine
 from refattn.dtypes import FORMATS
-from refattn.fuzz import cases, fuzz
+from refattn.fuzz import cases, fuzz, simplified
 from refattn.implementation import implementation, load
 from refattn.inputs import make
+from refattn.masks import Causal
+from refattn.quantise import KINDS
 from refattn.report import failure
+from refattn.score_mods import SCORE_MODS
 
 OURS = Local(load("refattn"))
 
@@ -54,7 +57,10 @@ def test_every_feature_is_drawn() -> None:
     look()
     assert seen >= {f"dtype={dtype}" for dtype in FORMATS} | {
         "causal", "window", "prefix", "documents", "padding", "sinktokens", "blocksparse", "dense", "gqa", "D!=Dv",
-        "Lq!=Lk", "scale", "softcap", "bias", "sinks", "q_lens", "k_lens", "backward", "strided",
+        "Lq!=Lk", "scale", "softcap", "bias", "sinks", "q_lens", "k_lens", "backward", "strided", "dlse", "dscale",
+        "dsoftcap", "matrices", "dropout", "rotary", "far", "shared", "packed", "paged", "cache", "chunked", "dilated",
+        "globaltokens", "tree", "gathered", *(f"score_mod={name}" for name in SCORE_MODS),
+        *(f"quant={kind}" for kind in KINDS),
     }  # fmt: skip
 
 
@@ -67,6 +73,20 @@ def test_a_planted_bug_is_found_shrunk_and_replayed() -> None:
     again = Case.from_json(json.loads(json.dumps(case.to_json())))
     assert examine(Local(forgets_softcap), again).status == "failed"
     assert examine(Local(candidates.honest), again).status == "passed"
+
+
+def test_a_failing_case_is_made_simpler() -> None:
+    case = Case(
+        "x", "y", B=2, H=4, Hkv=2, Lq=9, Lk=33, D=16, Dv=8, family="large_logits", want=frozenset({"out", "lse", "dq"}),
+        mask=Causal("bottom_right"), k_lens=(33, 20), scale=0.3, softcap=1.0, sinks="zero", score_mod="tilt",
+        storage=Packed(2),
+    )  # fmt: skip
+    failure = examine(Local(forgets_softcap), case)
+    assert failure.status == "failed" and simplified(Local(forgets_softcap), failure, 0.0) is failure
+    simple = simplified(Local(forgets_softcap), failure, 60.0).case
+    assert simple.softcap == 1.0 and simple.storage == Dense() and len(simple.want) == 1
+    assert simple.mask is simple.k_lens is simple.scale is simple.sinks is simple.score_mod is None
+    assert simple.B == simple.H == simple.Lq == simple.D == simple.Dv == 1 and simple.Lk <= 3
 
 
 @settings(max_examples=200, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -36,6 +36,13 @@ def test_one_item_for_each_case(pytester: pytest.Pytester) -> None:
     assert ids == [case.id for case in CASES]
 
 
+def test_the_huge_chapter_is_left_out_until_asked_for(pytester: pytest.Pytester) -> None:
+    result = run(pytester, *SUITE, "-k", "far-heads-f16", "-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*--attention-full runs it"])
+    run(pytester, *SUITE, "-k", "far-heads-f16", "--attention-full").assert_outcomes(passed=1)
+
+
 def test_default_is_our_own_kernel(pytester: pytest.Pytester) -> None:
     run(pytester, *SUITE, *FEW).assert_outcomes(passed=3)
 

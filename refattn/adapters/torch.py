@@ -30,6 +30,8 @@ SOURCE = (
     "FlashAttentionKernel.cpp, cpu_flash_attention_backward: gemm with beta=1 into 16-bit gradients, by blocks of "
     "32, 64 or 256 queries and 512 keys; docs/FINDINGS.md 2"
 )
+FLUSHED = "AVX512_BF16 and AMX flush subnormal numbers; docs/FINDINGS.md 3"
+FAST_EXP = "fexp_u20 of ATen/cpu/vec is off by 1.07e-4 relatively (pytorch#151441); docs/FINDINGS.md 4"
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,14 @@ class ScaledDotProductAttention:
             return "dlse"
         if self._returned(case).isdisjoint(case.want):
             return f"returns no {' '.join(sorted(case.want))}"
+        hides = not (case.mask is case.q_lens is case.k_lens is None)
+        broadcasts = case.bias_shape != (case.B, case.H, case.Lq, case.Lk)
         if case.out_dtype != case.dtype:
             return f"out_dtype={case.out_dtype}"
         if case.bias is not None and case.bias.dtype != case.dtype:
             return f"bias of {case.bias.dtype}"  # attn_mask has to have the dtype of query
+        if "dbias" in case.want and case.dtype in ("float16", "bfloat16") and hides and broadcasts:
+            return f"dbias summed in {case.dtype}"  # attn_mask is the bias stretched to the mask, in its dtype
         if self.backend == "FLASH_ATTENTION" and (case.D != case.Dv or "dbias" in case.want):
             return "D!=Dv" if case.D != case.Dv else "dbias"
         return None
@@ -78,10 +84,18 @@ class ScaledDotProductAttention:
 
     def precision(self, case: Case) -> Precision:
         contract = preset(case.dtype, case.out_dtype)
-        if self.backend == "MATH" or not case.backward or case.dtype not in ("float16", "bfloat16"):
+        if self.backend == "MATH" or case.dtype not in ("float16", "bfloat16"):
             return contract
-        block = 256 if case.Lq >= 768 else 64 if case.Lq >= 192 else 32
-        return replace(contract, grad_q_block=block, grad_k_block=512, grad_per_head=True, source=SOURCE)
+        sources = [FAST_EXP]
+        contract = replace(contract, exp_ulp=2048.0)  # 1800 for the polynomial, the rest for its argument's rounding
+        if case.dtype == "bfloat16" and _flushes():
+            sources.append(FLUSHED)
+            contract = replace(contract, flush_subnormal=True)
+        if case.backward:
+            sources.append(SOURCE)
+            block = 256 if case.Lq >= 768 else 64 if case.Lq >= 192 else 32
+            contract = replace(contract, grad_q_block=block, grad_k_block=512, grad_per_head=True)
+        return replace(contract, source="; ".join(sources))
 
     def __call__(self, case: Case, given: Mapping[str, Any]) -> Mapping[str, Any]:
         import torch
@@ -106,7 +120,7 @@ class ScaledDotProductAttention:
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        options = {"scale": case.scale, "enable_gqa": case.H != case.Hkv}
+        options: dict[str, Any] = {"scale": case.scale, "enable_gqa": case.H != case.Hkv}
         chosen = [getattr(SDPBackend, self.backend)] if self.backend else list(SDPBackend.__members__.values())
         try:
             with warnings.catch_warnings(), sdpa_kernel(chosen):
@@ -124,6 +138,14 @@ class ScaledDotProductAttention:
             if "No available kernel" in str(error):
                 raise Unsupported("no kernel of this backend takes the case") from None
             raise
+
+
+def _flushes() -> bool:
+    """Whether this machine multiplies bfloat16 matrices by instructions that know no subnormal numbers."""
+    import torch
+
+    has: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
 
 
 default = ScaledDotProductAttention(None)

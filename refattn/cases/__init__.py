@@ -4,6 +4,9 @@
 ('causal_top_left',)
 >>> [c.id for c in select(["causal-*"], chapters=["basics"], dtypes=["float16"])]
 ['causal-f16']
+
+Two tiers: what is selected without a word is the usual one, which covers every feature and flag in a
+minute; the chapters of FULL come along when they are asked for.
 """
 
 from __future__ import annotations
@@ -12,38 +15,67 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from ..case import Case
-from . import basics, degenerate, gradients, heads, long, masks, patterns, precision, scores, shapes
+from . import (
+    basics,
+    degenerate,
+    gradients,
+    heads,
+    huge,
+    long,
+    masks,
+    modifiers,
+    outputs,
+    pairs,
+    patterns,
+    precision,
+    scores,
+    shapes,
+    storage,
+    transforms,
+)
 from .flags import FLAGS
 
-__all__ = ["CASES", "CHAPTERS", "FLAGS", "by_id", "select"]
+__all__ = ["CASES", "CHAPTERS", "FLAGS", "FULL", "by_id", "select"]
 
-CASES: tuple[Case, ...] = tuple(
+_WRITTEN: tuple[Case, ...] = tuple(
     case
-    for chapter in (basics, shapes, masks, patterns, heads, scores, precision, long, gradients, degenerate)
+    for chapter in (
+        basics, shapes, masks, patterns, heads, scores, modifiers, transforms, storage, outputs, precision, long,
+        gradients, degenerate,
+    )
     for case in chapter.CASES
-)
+)  # fmt: skip
+CASES: tuple[Case, ...] = (*_WRITTEN, *pairs.rows(_WRITTEN), *huge.CASES)
 CHAPTERS: tuple[str, ...] = tuple(dict.fromkeys(case.chapter for case in CASES))
+FULL: tuple[str, ...] = ("huge",)
+"""chapters that a run leaves out unless it is a full one, or they are named"""
 _BY_ID = {case.id: case for case in CASES}
 
 
 def by_id(id: str) -> Case:
     """The case of that id."""
     if id not in _BY_ID:
-        raise ValueError(f"id={id!r} is no case; `refattn list` shows them")
+        raise ValueError(f"id={id!r} is no case; `refattn list --full` shows them")
     return _BY_ID[id]
 
 
 def select(
-    patterns: Iterable[str] = (), chapters: Iterable[str] = (), dtypes: Iterable[str] = ()
+    patterns: Iterable[str] = (), chapters: Iterable[str] = (), dtypes: Iterable[str] = (),
+    features: Iterable[str] = (), full: bool = False,
 ) -> tuple[Case, ...]:  # fmt: skip
-    """The cases that match any of the glob patterns, any of the chapters and any of the dtypes.
+    """The cases that match any of the patterns (globs), chapters, dtypes and features (globs of `Case.features`).
 
-    Nothing given means all.  Refused: a pattern that matches no id, a chapter or dtype that no case has.
+    Nothing given means all, the chapters of FULL only if `full`; of patterns and chapters given, all that match.
+    Refused: a pattern that matches no id, a chapter, dtype or feature that no case has.
     """
-    patterns, chapters, dtypes = tuple(patterns), tuple(chapters), tuple(dtypes)
+    patterns, chapters, dtypes, features = tuple(patterns), tuple(chapters), tuple(dtypes), tuple(features)
+    words = frozenset().union(*(case.features() for case in CASES)) if features else frozenset()
+    for feature in features:
+        if not any(fnmatchcase(word, feature) for word in words):
+            raise ValueError(f"feature {feature!r} is not one of {', '.join(sorted(words))}")
     for pattern in patterns:
         if not any(fnmatchcase(case.id, pattern) for case in CASES):
-            raise ValueError(f"pattern {pattern!r} matches no case; `refattn list` shows them")
+            raise ValueError(f"pattern {pattern!r} matches no case; `refattn list --full` shows them")
     for what, given, known in (
         ("chapter", chapters, CHAPTERS),
         ("dtype", dtypes, tuple(dict.fromkeys(case.dtype for case in CASES))),
@@ -51,10 +83,13 @@ def select(
         for name in given:
             if name not in known:
                 raise ValueError(f"{what} {name!r} is not one of {', '.join(known)}")
+    everything = full or bool(patterns) or bool(chapters)
     return tuple(
         case
         for case in CASES
-        if (not patterns or any(fnmatchcase(case.id, pattern) for pattern in patterns))
+        if (everything or case.chapter not in FULL)
+        and (not patterns or any(fnmatchcase(case.id, pattern) for pattern in patterns))
         and (not chapters or case.chapter in chapters)
         and (not dtypes or case.dtype in dtypes)
+        and (not features or any(fnmatchcase(word, f) for word in case.features() for f in features))
     )

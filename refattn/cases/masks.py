@@ -34,7 +34,7 @@ CASES = (
     _row("window-1-0-f32", "Two keys for each query, no other mask.",
          "window_off_by_one window_alone", (2, 3, 3, 5, 7, 8, 8), F32, "one_hot_v", mask=Window(1, 0, "top_left")),
     _row("window-16-0-br-bf16", "A causal window of a whole tile, at the end of a cache.",
-         "window_off_by_one causal_top_left", (1, 2, 2, 49, 130, 64, 64), BF16, "peaked",
+         "window_off_by_one causal_top_left", (1, 2, 2, 49, 130, 80, 80), BF16, "peaked",
          mask=Window(16, 0, "bottom_right")),
     _row("window-none-3-br-f32", "No limit to the left, three keys to the right of an end-aligned diagonal.",
          "window_off_by_one causal_top_left", (2, 3, 3, 21, 61, 16, 16), F32, "peaked",

@@ -11,9 +11,22 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from ..case import MATRICES, BiasSpec, Cache, Case, Dense, Packed, Paged, Shared, Strided
-from ..masks import BlockSparse, Causal, Chunked, Dilated, Documents, Gathered, GlobalTokens, Mask, Padding, Prefix
+from ..masks import (
+    BlockSparse,
+    Causal,
+    Chunked,
+    Dilated,
+    Documents,
+    Gathered,
+    GlobalTokens,
+    Mask,
+    Padding,
+    Prefix,
+    SinkTokens,
+    Tree,
+    Window,
+)
 from ..masks import Dense as Drawn
-from ..masks import SinkTokens, Tree, Window
 from ..quantise import Quant
 from ..rotary import Rotary
 from ..score_mods import SCORE_MODS
@@ -173,31 +186,50 @@ _FAMILIES = (
     "falling", "ties", "outliers", "v_of_k", "huge_offset", "sparse_q", "all_negative_logits", "constant_v",
     "uniform", "far_below", "poisoned_pairs", "tiny", "underflow",
 )  # fmt: skip
-_BEYOND_CODES = ("poisoned", "poisoned_pairs", "tiny", "underflow")
-"""NaN has no code, and their values need scales that are no normal numbers"""
+
+
+class _Met:
+    """What the cases so far have together: (mask, feature), and the families of each."""
+
+    def __init__(self) -> None:
+        self.pairs: set[tuple[str, str]] = set()
+        self.families: dict[str, set[str]] = {name: set() for name in (*MASKS, *FEATURES)}
+
+    def add(self, case: Case) -> None:
+        words = case.features()
+        masks = [name for name, kind in MASKS.items() if kind.word in words]
+        features = [name for name, feature in FEATURES.items() if feature.has(case)]
+        self.pairs.update(product(masks, features))
+        for name in (*masks, *features):
+            self.families[name].add(case.family)
 
 
 def rows(written: Sequence[Case]) -> tuple[Case, ...]:
     """A case for each mask and feature that no case of `written`, or row before it, has together."""
-    words = [(case, case.features()) for case in written]
+    met = _Met()
+    for case in written:
+        met.add(case)
     made: list[Case] = []
-    for (m, (mask, kind)), (f, (name, feature)) in product(enumerate(MASKS.items()), enumerate(FEATURES.items())):
-        if not any(kind.word in has and feature.has(case) for case, has in words):
-            made.append(_row(m, mask, kind, f, name, feature))
-            words.append((made[-1], made[-1].features()))
+    for (m, mask), (f, name) in product(enumerate(MASKS), enumerate(FEATURES)):
+        if (mask, name) not in met.pairs:
+            made.append(_row(m, mask, f, name, met))
+            met.add(made[-1])
     return tuple(made)
 
 
-def _row(m: int, mask: str, kind: Kind, f: int, name: str, feature: Feature) -> Case:
-    fields = feature.fields(m + f // 2)
+def _row(m: int, mask: str, f: int, name: str, met: _Met) -> Case:
+    """The row of a pair; of its families the first that its feature, or else its mask, has not met."""
+    kind, feature, n = MASKS[mask], FEATURES[name], m + f // 2
+    fields = feature.fields(n)
     sizes = fields.pop("sizes", _SIZES[(m + 2 * f) % len(_SIZES)])
-    wide = "want" in fields and not fields["want"].isdisjoint(GRAD)
-    dtypes = tuple(d for d in feature.dtypes if not wide or d in _WIDE)
-    dtype = dtypes[(m + f) % len(dtypes)]
-    families = _NARROW if dtype in (E4M3, E5M2) else _FAMILIES
-    if "quant" in fields:
-        families = tuple(family for family in families if family not in _BEYOND_CODES)
-    family = families[(5 * m + f) % len(families)]
+    backward = "want" in fields and not fields["want"].isdisjoint(GRAD)
+    dtypes = tuple(d for d in feature.dtypes if not backward or d in _WIDE)
+    dtype = dtypes[(n // 2 + f) % len(dtypes)]
+    beyond = _beyond(fields, dtype, sizes[3])
+    families = [x for x in (_NARROW if dtype in (E4M3, E5M2) else _FAMILIES) if x not in beyond]
+    start = (5 * m + f) % len(families)
+    in_turn = families[start:] + families[:start]
+    family = next((x for of in (name, mask) for x in in_turn if x not in met.families[of]), in_turn[0])
     B, _, _, Lq, Lk, _, _ = sizes
     align: Align = "bottom_right" if (m + f) % 2 else "top_left"
     why = f"{kind.phrase} and {feature.phrase}; {family.replace('_', ' ')} inputs."
@@ -205,3 +237,16 @@ def _row(m: int, mask: str, kind: Kind, f: int, name: str, feature: Feature) -> 
         "pairs", f"{mask}-x-{name}-{_SHORT[dtype]}", why, " ".join(dict.fromkeys((kind.flag, feature.flag))), sizes,
         dtype, family, mask=kind.mask(align, B, Lq, Lk), **fields,
     )  # fmt: skip
+
+
+def _beyond(fields: dict[str, Any], dtype: str, queries: int) -> tuple[str, ...]:
+    """Families that do not go with the fields: refused, not judged, or of a flat softmax."""
+    if "quant" in fields:  # NaN has no code; the scales would be no normal numbers; the offset takes all the codes
+        return ("poisoned", "poisoned_pairs", "tiny", "underflow", "huge_offset")
+    if "softcap" in fields or "score_mod" in fields:  # saturated
+        return ("all_negative_logits", "far_below", "huge_offset", "rising", "falling")
+    if queries == 1:  # the only query would be NaN; few rows to tell ties apart
+        return ("poisoned_pairs", "ties")
+    if dtype == BF16 and "want" in fields:  # a dot product of bfloat16 (VDPBF16PS) takes subnormal terms for 0
+        return ("needle",)
+    return ()

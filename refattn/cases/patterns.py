@@ -72,9 +72,9 @@ CASES = (
          mask=Window(3, 0, "bottom_right") | GlobalTokens((2, 25), "bottom_right"), k_lens=(37, 30, 19)),
     # token trees: the stale mask of the first would show in the second
     _row("tree-f32", "Seven drafted tokens after 24 keys: siblings must not see one another.",
-         "tree_as_causal", (2, 3, 3, 7, 31, 16, 16), F32, "one_hot_v", mask=Tree((-1, 0, 0, 1, 1, 2, 5))),
+         "tree_as_causal", (2, 3, 3, 7, 31, 20, 20), F32, "one_hot_v", mask=Tree((-1, 0, 0, 1, 1, 2, 5))),
     _row("tree-then-causal-f32", "The same sizes with a causal mask, after a tree.",
-         "tree_mask_stale", (2, 3, 3, 7, 31, 16, 16), F32, "one_hot_v", mask=_BR, seed=1),
+         "tree_mask_stale", (2, 3, 3, 7, 31, 20, 20), F32, "one_hot_v", mask=_BR, seed=1),
     _row("tree-ragged-bf16", "Trees of different sizes after caches of different lengths, ten heads on two.",
          "tree_prefix lengths_unshifted batch_dropped", (3, 10, 2, 9, 69, 64, 64), BF16, "poisoned",
          mask=Tree(((-1, 0, 1, 1, 0, 4, 4, 2, 7), (-1, -1, 0, 1), (-1, 0, 0, 2, 2, 1))), q_lens=(9, 4, 6),

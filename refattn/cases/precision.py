@@ -36,7 +36,7 @@ CASES = (
     _row("rising-bf16", "The same in bfloat16, several tiles of any size.",
          "missing_rescale", (1, 2, 2, 17, 600, 64, 64), BF16, "rising"),
     _row("falling-f32", "The first tile holds the maximum; what follows adds little.",
-         "merge_plain", (2, 3, 3, 33, 300, 32, 32), F32, "falling"),
+         "merge_plain", (2, 3, 3, 33, 300, 56, 56), F32, "falling"),
     _row("ties-bf16", "Equal scores round equally: errors add, and the bound must know.",
          "tail_scored last_tile", (1, 2, 2, 33, 500, 64, 64), BF16, "ties"),
     _row("near-ties-f32", "The two best keys are one unit in the last place apart.",

@@ -81,6 +81,10 @@ def _examine(
         bench = Bench(candidate, case, check, quick)
     except Refused as refused:
         return Verdict(case, "unsupported", reasons=(str(refused),)), False
+    if not law.applies(bench.base.case):
+        lacking = " ".join(sorted(case.want - bench.base.case.want))
+        why = f"returns no {lacking}" if lacking else "the law does not hold there"
+        return Verdict(case, "unsupported", reasons=(why,)), False
     try:
         outputs.extend(law.check(bench.base, bench))  # what came before a refusal or a fault is kept
     except (Refused, Inexact) as refused:
@@ -90,7 +94,8 @@ def _examine(
     reasons += bench.findings
     failed = bool(reasons) or not all(o.passed for o in outputs)
     if not failed and (refusal or not any(o.elements for o in outputs)):
-        return Verdict(case, "unsupported", reasons=(refusal or "returned nothing that the law is about",)), False
+        why = refusal or "nothing that the law is about is returned and judged"
+        return Verdict(case, "unsupported", reasons=(why,)), False
     contract = bench.contract
     loosened = {} if contract is None else contract.looser_than(preset(case.dtype, case.out_dtype))
     verdict = Verdict(

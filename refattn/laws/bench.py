@@ -18,6 +18,7 @@ import numpy as np
 
 from ..calling import Local
 from ..case import Case
+from ..dtypes import round_to
 from ..inputs import Problem, make
 from ..judge import Output, failed_call
 from ..precision import Conventions, Precision
@@ -111,7 +112,6 @@ class Bench:
         self.candidate, self.check, self.quick = candidate, check, quick
         self.conventions: Conventions = candidate.description.conventions
         self.findings: list[str] = []
-        self.loosened: dict[str, Any] = {}
         self.contract: Precision | None = None
         self.seconds = 0.0
         self.narrow = False
@@ -140,6 +140,12 @@ class Bench:
                 raise Refused(f"returns no {' '.join(OF_ROWS)}")
             judged = taken(problem, "rows", rows=self.rows, want=case.want & set(OF_ROWS))
         expected = self._expected(judged, plan.precision, problem is self.base)
+        outputs = self._outputs(case, expected)
+        unruly = (self.conventions.empty_rows, self.conventions.empty_lse) != ("zero", "-inf")
+        return Reply(judged, outputs, expected, plan.precision, unruly)
+
+    def _outputs(self, case: Case, expected: Mapping[str, Expected]) -> dict[str, Array]:
+        """What is judged of the answer, in float64."""
         answer = self.candidate.result()
         self.seconds += answer.seconds
         if answer.kind == "unsupported":
@@ -148,18 +154,18 @@ class Bench:
             raise Broken(f"{case.id}: {failed_call(answer)}")
         self.findings += [f"{case.id}: {finding}" for finding in answer.findings]
         outputs = {}
-        for name, x in answer.outputs.items():
-            if name not in case.want or name not in expected:
+        for name, e in expected.items():
+            if name not in answer.outputs or (self.rows is not None and name not in OF_ROWS):
                 continue
-            shape = shape_of(name, case)
+            x, shape = answer.outputs[name], shape_of(name, case)
             if x.shape != shape:
                 raise Broken(f"{case.id}: {name}.shape={x.shape} should be {shape}")
-            if self.rows is not None and name in OF_ROWS:
-                x = x[:, :, self.rows]
-            if self.rows is None or name in OF_ROWS:
-                outputs[name] = x
-        unruly = (self.conventions.empty_rows, self.conventions.empty_lse) != ("zero", "-inf")
-        return Reply(judged, outputs, expected, plan.precision, unruly)
+            if x.dtype.name != e.dtype and (name, x.dtype.name) != ("lse", "float64"):
+                raise Broken(f"{case.id}: {name}.dtype={x.dtype.name} should be {e.dtype}")
+            x = x if self.rows is None else x[:, :, self.rows]
+            exactly = np.asarray(x, dtype=np.float64)
+            outputs[name] = exactly if x.dtype.name == e.dtype else round_to(exactly, e.dtype)
+        return outputs
 
     def _expected(self, problem: Problem, precision: Precision, is_base: bool) -> Mapping[str, Expected]:
         case = problem.case

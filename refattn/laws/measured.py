@@ -83,20 +83,22 @@ class Measured:
         )  # fmt: skip
 
     def sum(self, axis: int | tuple[int, ...]) -> Measured:
-        """The sum along axes; what is free counts as 0."""
+        """The sum along axes; free where a term is."""
         x, radius, rigorous = (np.where(self.free, 0.0, a) for a in (self.x, self.radius, self.rigorous))
         total = x.sum(axis)
         rounded = U * (x.size / max(total.size, 1)) * np.abs(x).sum(axis)
-        return Measured(total, radius.sum(axis) + rounded, rigorous.sum(axis) + rounded, np.zeros(total.shape, bool))
+        free = np.asarray(self.free.any(axis))
+        return Measured(total, radius.sum(axis) + rounded, rigorous.sum(axis) + rounded, free)
 
     def onto(self, exactly: Array) -> Measured:
-        """exactlyᵀ @ self, over the last but one axis; what is free counts as 0."""
+        """exactlyᵀ @ self, over the last but one axis; free where a term is."""
         x, radius, rigorous = (np.where(self.free, 0.0, a) for a in (self.x, self.radius, self.rigorous))
         across = exactly.swapaxes(-1, -2)
         size = np.abs(across)
         total = across @ x
         rounded = U * (x.shape[-2] + 2) * (size @ np.abs(x))
-        return Measured(total, size @ radius + rounded, size @ rigorous + rounded, np.zeros(total.shape, bool))
+        free = np.broadcast_to(self.free.any(-2, keepdims=True), total.shape)
+        return Measured(total, size @ radius + rounded, size @ rigorous + rounded, free)
 
 
 def exact(x: Array) -> Measured:

@@ -17,11 +17,16 @@ Array = np.ndarray[Any, Any]
 
 
 def _drops(*names: str) -> Callable[[Case], bool]:
-    """Whether some weights are dropped, some not, and any of the outputs is wanted."""
-    return lambda case: case.dropout is not None and 0 < case.dropout < 1 and wants(*names)(case)
+    """Whether weights are dropped, and any of the outputs is wanted."""
+    return lambda case: bool(case.dropout) and wants(*names)(case)
 
 
-@mutant("dropout", "rohitg00/ai-engineering-from-scratch#17", _drops("out", *GRADIENTS), "dropout_scale")
+def _drops_some(*names: str) -> Callable[[Case], bool]:
+    """The same, but not if all weights are dropped."""
+    return lambda case: case.dropout != 1 and _drops(*names)(case)
+
+
+@mutant("dropout", "rohitg00/ai-engineering-from-scratch#17", _drops_some("out", *GRADIENTS), "dropout_scale")
 class dropout_not_rescaled(Rules):
     """What is kept is not divided by 1 - p."""
 
@@ -31,7 +36,7 @@ class dropout_not_rescaled(Rules):
 
 @mutant(
     "dropout", "apex#816 kaldi#2814 theanets#123 rasbt/LLMs-from-scratch#431",
-    lambda case: case.dropout != 0.5 and _drops("out", *GRADIENTS)(case), "dropout_scale",
+    lambda case: case.dropout != 0.5 and _drops_some("out", *GRADIENTS)(case), "dropout_scale",
 )  # fmt: skip
 class dropout_p_for_1_minus_p(Rules):
     """What is kept is divided by p, the probability of the other outcome."""
@@ -67,7 +72,7 @@ class dropout_missing_in_dp(Rules):
 
 @mutant(
     "dropout", "pytorch#187225 flash-attention#2439",
-    _drops("dq", "dk", "dv", "dbias", "dscale", "dsoftcap"), "dropout_backward",
+    _drops_some("dq", "dk", "dv", "dbias", "dscale", "dsoftcap"), "dropout_backward",
 )  # fmt: skip
 class dropout_drawn_again(Rules):
     """The backward takes other weights for kept: its generator is a key ahead."""

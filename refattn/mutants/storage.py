@@ -10,7 +10,7 @@ import numpy as np
 
 from ..case import Case, Packed, Paged, Shared, Strided
 from ..streaming import Rules
-from .catalogue import lengths, mutant
+from .catalogue import lengths, mutant, wants
 
 __all__: list[str] = []
 
@@ -78,7 +78,7 @@ class pages_of_entry_0(Rules):
 
 @mutant(
     "shared", "ik_llama.cpp#2031 vllm#40705",
-    lambda case: isinstance(case.storage, Shared) and case.Dv < case.D, "latent_rows",
+    lambda case: isinstance(case.storage, Shared) and case.Dv < case.D and wants("out")(case), "latent_rows",
 )  # fmt: skip
 class v_from_last_columns(Rules):
     """v is taken for the last columns of k; it is the first."""

@@ -132,7 +132,7 @@ class k_scale_dropped(Rules):
         return super().dequantise(name, codes, np.ones_like(scale) if name == "k" else scale, kind)
 
 
-@mutant("quant", _UNSCALED, _coded(lambda case, quant: True), "descale_dropped")
+@mutant("quant", _UNSCALED, _coded(lambda case, quant: wants("out")(case)), "descale_dropped")
 class v_scale_dropped(Rules):
     """The scale of the values is taken for 1."""
 

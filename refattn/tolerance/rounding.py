@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import FORMATS, round_to
+from ..dtypes import FORMATS, Format, round_to
 from ..precision import Precision
 
 __all__ = ["LAMBDA", "SQUARES_VANISH", "Units", "half_ulp", "interval", "repetitive"]
@@ -37,23 +37,28 @@ class Units:
 
     def __init__(self, precision: Precision, keys: int) -> None:
         accumulate = FORMATS[precision.accumulate]
+
+        def eta(f: Format) -> float:
+            """The spacing of subnormal numbers; twice what is lost where they are flushed."""
+            return 2 * f.smallest_normal if precision.flush_subnormal else f.eta
+
         self.u = accumulate.u
         self.smallest_normal = accumulate.smallest_normal
-        self.eta = accumulate.eta
+        self.eta = accumulate.smallest_normal if precision.flush_subnormal else accumulate.eta
         self.largest_exponent = math.log(accumulate.max)
         self.eps = precision.exp_ulp * self.u
         self.tanh = precision.tanh_error if precision.accumulate != "float64" else 4 * self.u
         weights = FORMATS[precision.weights] if precision.weights else None
         self.u_weights = weights.u if weights else 0.0
-        self.weights_eta = weights.eta if weights else 0.0
+        self.weights_eta = eta(weights) if weights else 0.0
         self.weights_normal = weights.smallest_normal if weights else 0.0
         self.weights_max = weights.max if weights else math.inf
         self.u_scores = FORMATS[precision.scores].u if precision.scores else 0.0
-        self.scores_eta = FORMATS[precision.scores].eta if precision.scores else 0.0
+        self.scores_eta = eta(FORMATS[precision.scores]) if precision.scores else 0.0
         self.u_scaled_q = FORMATS[precision.scaled_q].u if precision.scaled_q else 0.0
         self.out = precision.out
         self.u_out = FORMATS[precision.out].u
-        self.eta_out = FORMATS[precision.out].eta
+        self.eta_out = eta(FORMATS[precision.out])
         bits = FORMATS[precision.inputs].bits
         weight_bits = weights.bits if weights else accumulate.bits
         self.qk_rounds = float(2 * bits > accumulate.bits)  # 1 where products of inputs are inexact
