@@ -353,9 +353,9 @@ class _Contracted(Streaming):
         return replace(contract, source="a test", **dict(self.loosened))
 
 
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(
-    st.sampled_from([5, 16, 64]), st.sampled_from([16, 17, 48]), st.sampled_from(["reverse", "random"]),
+    st.sampled_from([5, 16, 64]), st.sampled_from([17, 48]), st.sampled_from(["reverse", "random"]),
     st.integers(1, 3), st.sampled_from(["exp", "exp2"]), st.integers(0, 1000),
     st.sampled_from([(), (("sum_rounded_weights", True),), (("weights", None),), (("weights_normalised", True),)]),
 )  # fmt: skip
@@ -379,7 +379,7 @@ class at_the_ends(Wrapped):
         return {n: x if n == "lse" else x.astype(FORMATS[expected[n].dtype].dtype) for n, x in found.items()}
 
 
-@pytest.mark.parametrize("id", ["full-f16", "sinks-bf16", "causal-wide-f16", "causal-br-tall-f32", "full-f64"])
+@pytest.mark.parametrize("id", ["full-f16", "sinks-bf16", "full-f64"])
 def test_the_worst_that_is_honest_obeys(id: str) -> None:
     base = [replace(b, B=1, H=2, Hkv=1) for b in SHORT if b.id == id]
     verdicts = _verdicts(at_the_ends(conventions=Conventions(deterministic=False)), laws.rows(None, base))
@@ -390,7 +390,8 @@ def test_the_worst_that_is_honest_obeys(id: str) -> None:
 def test_bits_are_asked_of_no_kernel_that_declares_that_they_vary() -> None:
     base = [b for b in SHORT if b.id == "full-bf16"]
     vary = atomics(conventions=Conventions(deterministic=False, batch_invariant=True))
-    verdicts = _verdicts(vary, laws.rows(None, base))
+    bitwise = [law for law in laws.LAWS.values() if law.kind != "bound"]
+    verdicts = _verdicts(vary, laws.rows(bitwise, base))
     assert [v.case.chapter for v in verdicts if v.status == "unsupported"] == ["laws.repeatability"]
     assert not _failing(v for v in verdicts if v.status != "unsupported")
 
@@ -430,7 +431,7 @@ def test_a_mean_of_all_is_not_judged() -> None:
 
 def test_declared_conventions_are_kept_in_mind() -> None:
     conventions = Conventions("leaks", "leaks", "nan", "nan", "2", "excluded")
-    bases = [b for b in SHORT if b.id in ("sinks-bf16", "causal-br-tall-f32")]
+    bases = [replace(b, B=1) for b in SHORT if b.id in ("sinks-bf16", "causal-br-tall-f32")]
     verdicts = _verdicts(unruly(conventions=conventions), laws.rows(None, bases))
     assert not _failing(v for v in verdicts if v.status == "failed")
     assert [v.status for v in verdicts].count("passed") > len(verdicts) / 2
@@ -565,6 +566,20 @@ def test_a_fault_in_a_later_call_fails_and_is_told() -> None:
     row = next(r for r in _rows("unused_keys") if r.id.endswith("window-bf16"))
     (verdict,) = _verdicts(fragile, [row])
     assert verdict.status == "failed" and verdict.reasons[0].startswith("unused_keys.window-bf16.longer.unused: raised")
+
+
+class in_place(Wrapped):
+    """q is scaled where it lies."""
+
+    def before(self, case: Case, given: Mapping[str, Any]) -> tuple[Case, Mapping[str, Any]]:
+        kept = given["q"].copy()
+        given["q"][...] *= 2
+        return case, {**given, "q": kept}
+
+
+def test_what_a_call_does_to_its_inputs_is_told() -> None:
+    (verdict,) = _verdicts(in_place(), [next(r for r in _rows("unit_values") if r.id.endswith("causal-f32"))])
+    assert verdict.status == "failed" and verdict.reasons == ("unit_values.causal-f32.ones: q was modified in place",)
 
 
 def test_narrow_radii_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,3 +192,13 @@ def test_memory_does_not_grow_with_the_scores() -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] <= 1.3 * peaks[0] + 2**20, peaks
+
+
+def test_a_scale_of_0_leaves_an_endless_bound_endless() -> None:
+    """A bias of -1e9 on all keys of a row: exp may overflow, and 0 times that is NaN."""
+    case = Case(
+        "t", "a test", Lq=3, Lk=4, D=4, Dv=4, dtype="float16", family="uniform", seed=12, scale=0.0,
+        bias=BiasSpec("HK", "float32", "minus_1e9"), want=frozenset({"dq", "dk"}),
+    )  # fmt: skip
+    for name, e in truth(make(case), preset("float16")).items():
+        assert (e.lo <= e.hi).all() and (e.lo <= e.value).all() and (e.value <= e.hi).all(), name

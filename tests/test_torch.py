@@ -25,7 +25,7 @@ from refattn.rotary import Rotary  # noqa: E402
 
 KNOWN = Path(__file__).parents[1] / "docs" / "expected-torch.txt"
 BACKENDS = (default, math, flash)
-EACH = 3
+EACH = 2
 """cases of each chapter that are tried here; `refattn check torch` tries all"""
 NOT_FOR = {
     default: {"modifiers", "transforms"}, math: {"transforms"}, flash: {"modifiers", "transforms"},
@@ -54,7 +54,7 @@ def test_no_false_alarm(implementation: Any, chapter: str) -> None:
     cases = [
         case
         for case in CASES
-        if case.chapter == chapter and case.B * case.H * case.Lq * case.Lk < 6_000
+        if case.chapter == chapter and case.B * case.H * case.Lq * case.Lk < 4_000
         if implementation.supports(case) is None and not any(fnmatch.fnmatch(case.id, known_) for known_ in known())
     ]
     assert bool(cases) == (chapter not in NOT_FOR[implementation])

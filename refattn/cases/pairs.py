@@ -225,7 +225,7 @@ def _row(m: int, mask: str, f: int, name: str, met: _Met) -> Case:
     backward = "want" in fields and not fields["want"].isdisjoint(GRAD)
     dtypes = tuple(d for d in feature.dtypes if not backward or d in _WIDE)
     dtype = dtypes[(n // 2 + f) % len(dtypes)]
-    beyond = _beyond(fields, dtype, sizes[3])
+    beyond = _beyond(fields, sizes[3])
     families = [x for x in (_NARROW if dtype in (E4M3, E5M2) else _FAMILIES) if x not in beyond]
     start = (5 * m + f) % len(families)
     in_turn = families[start:] + families[:start]
@@ -239,7 +239,7 @@ def _row(m: int, mask: str, f: int, name: str, met: _Met) -> Case:
     )  # fmt: skip
 
 
-def _beyond(fields: dict[str, Any], dtype: str, queries: int) -> tuple[str, ...]:
+def _beyond(fields: dict[str, Any], queries: int) -> tuple[str, ...]:
     """Families that do not go with the fields: refused, not judged, or of a flat softmax."""
     if "quant" in fields:  # NaN has no code; the scales would be no normal numbers; the offset takes all the codes
         return ("poisoned", "poisoned_pairs", "tiny", "underflow", "huge_offset")
@@ -247,6 +247,4 @@ def _beyond(fields: dict[str, Any], dtype: str, queries: int) -> tuple[str, ...]
         return ("all_negative_logits", "far_below", "huge_offset", "rising", "falling")
     if queries == 1:  # the only query would be NaN; few rows to tell ties apart
         return ("poisoned_pairs", "ties")
-    if dtype == BF16 and "want" in fields:  # a dot product of bfloat16 (VDPBF16PS) takes subnormal terms for 0
-        return ("needle",)
     return ()

@@ -133,11 +133,16 @@ def _rows_pass(h: Head, r: Rows, g: Keys, scalars: Scalars) -> Bound:
         coherent = np.where(dependent | np.isinf(rigorous), rigorous, coherent)
         terms = size * (np.abs(s.dS) @ kabs)
         total.put(
-            rows, g.scale * value, size * rigorous, size**2 * variance, size * coherent, terms,
+            rows, g.scale * value, _scaled(size, rigorous), size**2 * variance, _scaled(size, coherent), terms,
             size**2 * ((s.dS * s.dS) @ k2), ties.alike(p.P, c.u * p.P.sum(1, keepdims=True)),
         )  # fmt: skip
         count[rows] = p.visible.sum(1, keepdims=True)
     return total.finish(count, _blocks(len(k), g.precision.grad_k_block), np.zeros_like(total.value), c, g.scale)
+
+
+def _scaled(size: float, x: Array) -> Array:
+    """size x, endless where x is, even if size is 0: 0 times an overflow is NaN."""
+    return np.where(np.isinf(x), np.inf, size * x)
 
 
 def _times(e: Array, x: Array) -> Array:
@@ -236,7 +241,7 @@ def _keys_pass(heads: list[Head], known: list[Rows], g: Keys) -> tuple[Bound, Bo
         coherent = np.where(dependent | np.isinf(rigorous), rigorous, coherent)
         terms = size * (np.abs(x.dS) @ qabs)
         dk.put(
-            keys, g.scale * value, size * rigorous, size**2 * variance, size * coherent, terms,
+            keys, g.scale * value, _scaled(size, rigorous), size**2 * variance, _scaled(size, coherent), terms,
             size**2 * ((x.dS * x.dS) @ q2), alike,
         )  # fmt: skip
 
