@@ -6,8 +6,8 @@ table shows is seen here: state that is left over from a call, bits that depend 
 that overflows, a rounding that is not to nearest.
 
 To add a law, write one function under `@law` in the module of its subject: `order` (keys and queries
-are sets), `values` (linearity in v), `scores`, `masks` (visibility), `heads`, `backward`
-(conservation, adjoints), `calls`.  `bases` has the problems that they are asked of.  A law that is
+are sets), `values` (linearity in v), `scores`, `masks` (visibility), `heads`, `storages` (memory),
+`backward` (conservation, adjoints), `calls`.  `bases` has the problems that they are asked of.  A law that is
 asked of a case is a case again: its id is "law.base", its chapter "laws.law", and any other case can be
 given such a chapter.
 """
@@ -23,7 +23,7 @@ from ..case import Case
 from ..judge import Output, Verdict
 from ..precision import Precision, preset
 from ..worker import Worker
-from . import backward, calls, heads, masks, order, scores, values  # noqa: F401 - they enter their laws
+from . import backward, calls, heads, masks, order, scores, storages, values  # noqa: F401 - they enter their laws
 from .bases import BASES, ONLY
 from .bench import Bench, Broken, Refused
 from .law import LAWS, Law

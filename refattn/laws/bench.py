@@ -21,6 +21,7 @@ from ..case import Case
 from ..dtypes import round_to
 from ..inputs import Problem, make
 from ..judge import Output, failed_call
+from ..memory import answer_shape, take_answer
 from ..precision import Conventions, Precision
 from ..truth import Expected, quick_truth, truth
 from ..worker import Worker
@@ -157,11 +158,12 @@ class Bench:
         for name, e in expected.items():
             if name not in answer.outputs or (self.rows is not None and name not in OF_ROWS):
                 continue
-            x, shape = answer.outputs[name], shape_of(name, case)
+            x, shape = answer.outputs[name], answer_shape(case, name, shape_of(name, case))
             if x.shape != shape:
                 raise Broken(f"{case.id}: {name}.shape={x.shape} should be {shape}")
             if x.dtype.name != e.dtype and (name, x.dtype.name) != ("lse", "float64"):
                 raise Broken(f"{case.id}: {name}.dtype={x.dtype.name} should be {e.dtype}")
+            x = take_answer(case, name, x)
             x = x if self.rows is None else x[:, :, self.rows]
             exactly = np.asarray(x, dtype=np.float64)
             outputs[name] = exactly if x.dtype.name == e.dtype else round_to(exactly, e.dtype)
