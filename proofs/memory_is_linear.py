@@ -50,7 +50,7 @@ from unittest import mock
 
 import numpy as np
 
-from refattn import oracle, streaming
+from refattn import streaming
 from refattn.masks import Window
 from refattn.montecarlo import Finding, Run, exact, main, stream, within
 from refattn.oracle import arguments

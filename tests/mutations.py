@@ -153,7 +153,7 @@ STREAMING = _mutations(
             ("slope of softcap 1 / cosh", "np.cosh(in_caps) ** -2.0", "np.cosh(in_caps) ** -1.0"),
             ("dropout in dp forgotten", "return self.drop(dp, kept) * undropped", "return dp"),
             ("slope of score_mod forgotten", "return dt * slope", "return dt"),
-            ("dsoftcap: tanh alone", "(np.tanh(in_caps) - np.where(slope == 0, 0, in_caps * slope))", "np.tanh(in_caps)"),
+            ("dsoftcap: tanh alone", "np.where(slope == 0, 0, in_caps * slope)", "0"),
             ("dk unscaled", "return dk * scale", "return dk"),
             ("last head of a group alone", "return total + part", "return part"),
             ("dropout in the row sums", "return summed.sum(-1),", "return self.drop(summed, kept).sum(-1),"),
