@@ -141,14 +141,19 @@ def call(implementation: Implementation, problem: Problem) -> Answer:
 
 def _as_arrays(returned: Any) -> tuple[dict[str, Array], list[str]]:
     if not isinstance(returned, Mapping):
-        return {}, [f"returned {_type(returned)}, which must be a mapping of named arrays"]
+        return {}, [f"returned {_type(returned)}, which must be out, (out, lse), or a mapping of named arrays"]
     outputs: dict[str, Array] = {}
     findings = []
     for name, x in returned.items():
         if exchange.is_torch(x):
             x = exchange.from_torch(x)
+        elif isinstance(x, np.generic):  # dscale and dsoftcap are single numbers
+            x = np.asarray(x)
+        if x is None:  # not returned
+            continue
         if not isinstance(x, np.ndarray):
-            findings.append(f"{name} is {_type(x)}, which must be an array")
+            cure = "; return out, (out, lse), or a mapping" if isinstance(x, (list, tuple)) else ""
+            findings.append(f"{name} is {_type(x)}, which must be an array{cure}")
         elif np.ma.isMaskedArray(x):
             findings.append(f"{name} is a masked array, whose mask means nothing here; return {name}.filled()")
         elif name == "keep" and x.dtype == np.bool_:

@@ -273,6 +273,9 @@ class Case:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Case:
         known = {f.name for f in dataclasses.fields(cls)}
+        lacking = {"id", "why"} - set(data)
+        if lacking:
+            raise ValueError(f"a case needs {' and '.join(sorted(lacking))}")
         unknown = set(data) - known
         if unknown:
             raise ValueError(f"a case has no field {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}")

@@ -1,8 +1,8 @@
-"""The command `refattn`: check, list, show, fuzz, prove.
+"""The command `refattn`: check, judge, list, show, fuzz, prove.
 
 Exit codes of check: 0 if no case (or law) failed and every case of the basics chapter passed, 1 if not, 2
-for a mistake in how it was called, 130 if it was interrupted.  Of prove: 0 if all claims hold, 1 if
-one is refuted or its proof failed, 3 if one is undecided.
+for a mistake in how it was called, 130 if it was interrupted.  Of judge: 0 if all is within bound, 1 if
+not.  Of prove: 0 if all claims hold, 1 if one is refuted or its proof failed, 3 if one is undecided.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import judge_command
 from .case import Case
 from .implementation import DEFAULT
 
@@ -56,6 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """Takes options by their whole names: --law is not short for --laws."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from .report import suite_version
@@ -65,11 +73,11 @@ class _Version(argparse.Action):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="refattn", description="Judges implementations of attention.")
+    parser = _Parser(prog="refattn", description="Judges implementations of attention.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the suite's version and exit")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
 
-    selection = argparse.ArgumentParser(add_help=False)
+    selection = _Parser(add_help=False)
     for option, metavar, what in (
         ("case", "ID", "case or glob"), ("chapter", "C", "chapter"), ("dtype", "D", "dtype"),
         ("feature", "F", "feature or glob, such as rotary or quant=*"),
@@ -78,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         selection.add_argument(f"--{option}", action="append", default=[], metavar=metavar, help=text)
     selection.add_argument("--full", action="store_true", help="the chapter huge too, which takes minutes")
 
-    candidate = argparse.ArgumentParser(add_help=False)
+    candidate = _Parser(add_help=False)
     candidate.add_argument(
         "implementation", nargs="?", default=DEFAULT, metavar="IMPL",
         help="module:callable, or torch, or refattn (the default: its own kernel)",
@@ -102,6 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
     check.add_argument("--junit", type=Path, metavar="FILE", help="write the report as JUnit XML")
     check.add_argument("-x", "--exitfirst", action="store_true", help="stop at the first failure")
+
+    judge_command.add_parser(commands).set_defaults(command=_judge)
 
     lists = commands.add_parser("list", parents=[selection], help="one line for each case")
     lists.set_defaults(command=_list)
@@ -139,9 +149,12 @@ def _positive(text: str) -> float:
 
 
 def _natural(text: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
     if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} must be >= 0")
+        raise argparse.ArgumentTypeError(f"{text} must be an int >= 0")
     return value
 
 
@@ -158,8 +171,9 @@ def _selected_laws(arguments: argparse.Namespace) -> tuple[Case, ...]:
     """The rows of the laws; refused if none is left."""
     from .laws import BASES, rows, select
 
-    if arguments.case or arguments.chapter:
-        raise _Usage("--laws and --case, --chapter exclude each other; --law and --dtype select among the laws")
+    if arguments.case or arguments.chapter or arguments.feature or arguments.full:
+        others = "--case, --chapter, --feature, --full"
+        raise _Usage(f"--laws and {others} exclude each other; --law and --dtype select among the laws")
     bases = _cases_of(arguments.case_json) if arguments.case_json else BASES
     try:
         found = rows(select(arguments.law), [c for c in bases if not arguments.dtype or c.dtype in arguments.dtype])
@@ -231,6 +245,14 @@ def _check(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise _Usage(str(error)) from None
     return _exit_code(report)
+
+
+def _judge(arguments: argparse.Namespace) -> int:
+    _writeable(("--json", arguments.json))
+    try:
+        return judge_command.command(arguments)
+    except judge_command.CannotJudge as error:
+        raise _Usage(str(error)) from None
 
 
 def _writeable(*files: tuple[str, Path | None]) -> None:
@@ -311,6 +333,8 @@ def _list(arguments: argparse.Namespace) -> int:
     from .show import line
 
     if arguments.laws:
+        if arguments.case or arguments.chapter or arguments.dtype or arguments.feature or arguments.full:
+            raise _Usage("list --laws lists all of them; without other options")
         width = max(map(len, LAWS))
         for law in LAWS.values():
             print(f"{law.name:{width}}  {law.kind:7}  {law.statement}")

@@ -32,9 +32,14 @@ def dump(evidence: Evidence, folder: Path, spec: str) -> Path:
         arrays[f"lo.{name}"] = expected.lo
         arrays[f"hi.{name}"] = expected.hi
     small = {name: x.dtype.name for name, x in arrays.items() if x.dtype.itemsize == 1}
-    stored = {name: np.ascontiguousarray(x.view(np.uint8) if name in small else x) for name, x in arrays.items()}
+    stored = {name: _whole(x.view(np.uint8) if name in small else x) for name, x in arrays.items()}
     case = evidence.problem.case
     path = folder / f"{case.id}.safetensors"
     metadata = {"case": json.dumps(case.to_json()), "implementation": spec, "dtypes": json.dumps(small)}
     save_file(stored, path, metadata=metadata)
     return path
+
+
+def _whole(x: Array) -> Array:
+    """Contiguous, in its own shape: NumPy's function makes a scalar an array of one."""
+    return np.ascontiguousarray(x).reshape(x.shape)

@@ -14,8 +14,9 @@ rotation and quantisation bring (`refattn.memory.extra_names`).  A plain functio
 `f(q, k, v, *, mask=None, scale=None, ...)` will do as well: it is called with those of the options
 that the case has, by these names: mask bias scale softcap sinks score_mod dropout keep cos sin interleaved
 q_scale k_scale v_scale kind out_dtype, cu_seqlens_q cu_seqlens_k seqused_q seqused_k block_table k_cache
-v_cache cache_lens.  A case with an option that it does not take is counted as unsupported.  It returns
-out, or (out, lse), or a mapping.
+v_cache cache_lens.  A case with an option that it does not take, or without one that it needs, is counted
+as unsupported.  It returns out, or (out, lse), or a mapping; None there is an output that is not returned.
+`docs/FEATURES.md` has the shapes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from .case import NAMES, Case
+from .case import NAMES, Cache, Case, Packed, Paged
 from .memory import extra_names
 from .precision import Conventions, Precision, preset
 from .score_mods import SCORE_MODS
@@ -92,12 +93,13 @@ class Function:
 
     def supports(self, case: Case) -> str | None:
         if self.outputs.isdisjoint(case.want):
-            return f"returns no {' '.join(sorted(case.want))}"
+            return f"declares no {' '.join(sorted(case.want))}; see @implementation(outputs=...)"
         reason = self.supports_case(case)
         if reason is None and not self._takes_case:
-            known = _parameters(self.function)
-            lacking = [o for o in plain_options(case) if known is not None and o not in known]
-            reason = f"takes no {lacking[0]}" if lacking else None
+            known, options = _parameters(self.function), plain_options(case)
+            lacking = [o for o in options if known is not None and o not in known]
+            needed = [o for o in _required(self.function) if o not in options]
+            reason = f"takes no {lacking[0]}" if lacking else f"needs {needed[0]}" if needed else None
         return reason
 
     def precision(self, case: Case) -> Precision:
@@ -128,7 +130,8 @@ class Function:
 def plain_options(case: Case) -> dict[str, Any]:
     """The keyword arguments of a plain function for the case; the arrays among them are None."""
     options: dict[str, Any] = {}
-    if case.mask is not None or case.q_lens is not None or case.k_lens is not None:
+    lengths = (case.q_lens, case.k_lens) != (None, None) and not isinstance(case.storage, (Packed, Paged, Cache))
+    if case.mask is not None or lengths:  # those storages say themselves how long each sequence is
         options["mask"] = case.visibility.tile().copy()
     if case.bias is not None:
         options["bias"] = None
@@ -237,3 +240,11 @@ def _parameters(function: Callable[..., Any]) -> list[str] | None:
     return [p.name for p in parameters]
 
 
+def _required(function: Callable[..., Any]) -> list[str]:
+    """Names of the parameters, after the first three, that have no default."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters[3:] if p.default is p.empty and p.kind not in kinds]

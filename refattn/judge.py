@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from .calling import Answer
-from .case import NAMES, Case
+from .case import NAMES, Cache, Case, Packed
 from .dropout import fraction_is_plausible
 from .dtypes import round_to
 from .inputs import Problem
@@ -149,7 +149,9 @@ def judge(
             if not wrong:
                 got[name] = _rounded(take_answer(case, name, answer.outputs[name]), expected[name])
         elif name in outputs and name not in faulty:
-            reasons.append(f"{name} is missing; the case wants {' '.join(sorted(case.want))}")
+            unknown = sorted(set(answer.outputs) - {*NAMES, "keep"})
+            instead = f", and there is no output called {unknown[0]}" if unknown else ""
+            reasons.append(f"{name} is missing; the case wants {' '.join(sorted(case.want))}{instead}")
     if not got and not reasons:
         return verdict("unsupported", reasons=(f"returned no {' '.join(sorted(case.want))}",))
 
@@ -172,6 +174,8 @@ def judge(
     notes = _undeclared(problem, got, failing, precision, declared)
     if failing and not notes:
         notes = _other_contract(problem, got, precision, declared)
+    if failing and isinstance(case.storage, (Packed, Cache)):
+        notes += ("indices are those of the dense form: b, h, i (or slot), d",)
     evidence = Evidence(problem, answer.outputs, expected)
     return verdict("failed", judged, tuple(reasons), notes, evidence=evidence)
 
@@ -289,7 +293,13 @@ def _undeclared(
             left = [name for name in left if name not in explained]
     if left or not found:
         return ()
-    return tuple(f"undeclared convention: {name}={value!r}" for name, value in found.items())
+    case = problem.case
+    lengths = (case.q_lens, case.k_lens) != (None, None)
+    beyond = ", unless it reads beyond the lengths, which is a bug" if lengths else ""
+    return tuple(
+        f"undeclared convention: {name}={value!r}{beyond if name.startswith('masked') else ''}"
+        for name, value in found.items()
+    )
 
 
 def _other_contract(

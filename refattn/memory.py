@@ -15,7 +15,7 @@ import numpy as np
 from .case import Cache, Case, Dense, Packed, Paged, Shared, Strided
 from .layouts import cu_seqlens, pack, pack_lse, page, unpack, unpack_lse, unpage
 
-__all__ = ["answer_shape", "extra_names", "give", "give_answer", "take", "take_answer"]
+__all__ = ["answer_shape", "dense_shape", "extra_names", "give", "give_answer", "take", "take_answer"]
 
 Array = np.ndarray[Any, Any]
 
@@ -105,6 +105,17 @@ def take(case: Case, given: Mapping[str, Array]) -> dict[str, Array]:
                 x[b, :, n : n + case.Lq] = new[b]
             dense[name] = x
     return dense
+
+
+def dense_shape(case: Case, name: str) -> tuple[int, ...]:
+    """The shape of an output in its dense form."""
+    rows, keys = (case.B, case.H, case.Lq), (case.B, case.Hkv, case.Lk)
+    shapes: dict[str, tuple[int, ...]] = {
+        "out": (*rows, case.Dv), "lse": rows, "dq": (*rows, case.D), "dk": (*keys, case.D), "dv": (*keys, case.Dv),
+        "k_cache": (*keys, case.D), "v_cache": (*keys, case.Dv), "dbias": case.bias_shape, "dsinks": (case.H,),
+        "dscale": (), "dsoftcap": (),
+    }  # fmt: skip
+    return shapes.get(name, (*rows, case.Lk))
 
 
 def answer_shape(case: Case, name: str, dense: tuple[int, ...]) -> tuple[int, ...]:

@@ -7,7 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from .case import BiasSpec, Case, Dense
+from .case import NAMES, BiasSpec, Case, Dense
+from .inputs import make
+from .memory import answer_shape, dense_shape
+from .precision import preset
+from .truth import dtype_of
 
 __all__ = ["line", "page"]
 
@@ -15,6 +19,8 @@ Array = np.ndarray[Any, Any]
 
 _ROWS, _COLUMNS = 32, 64
 _PICTURES = 4
+_AFFORDABLE = 1 << 20
+"""elements of which arrays are made to show their shapes"""
 
 
 def line(case: Case) -> str:
@@ -33,10 +39,26 @@ def page(case: Case, flags: Mapping[str, str]) -> str:
         value = getattr(case, name)
         if value is not None and value != Dense():
             lines.append(f"{name:<8} {_one_line(value)}")
+    lines += _handed(case)
     lines += [f"for      {flag}: {flags.get(flag, '(no description)')}" for flag in case.flags]
     if case.mask is not None or case.q_lens is not None or case.k_lens is not None:
         lines += ["", *_pictures(case)]
     return "\n".join(lines)
+
+
+def _handed(case: Case) -> list[str]:
+    """Name, shape and dtype of each array that the case hands over, and of those that it wants back."""
+    if max(case.Lq, case.Lk) * (case.D + case.Dv) * case.B * case.H > _AFFORDABLE:
+        return []
+    given = [f"{name} {tuple(x.shape)} {x.dtype.name}" for name, x in make(case).fresh().items()]
+    contract = preset(case.dtype, case.out_dtype)
+    wanted = [f"{n} {answer_shape(case, n, dense_shape(case, n))} {dtype_of(n, case, contract)}" for n in NAMES
+              if n in case.want]  # fmt: skip
+    return [*_column("handed", given), *_column("returns", wanted)]
+
+
+def _column(name: str, rows: list[str]) -> list[str]:
+    return [f"{name if n == 0 else '':<8} {row}" for n, row in enumerate(rows)]
 
 
 def _sizes(case: Case) -> str:

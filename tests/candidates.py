@@ -165,7 +165,6 @@ DEEDS = {
     "in-place": _in_place,
     "alias": _answer(out=lambda found, given: given["v"]),
     "none": lambda found, given: None,
-    "none-inside": _answer(out=lambda found, given: None),
     "list": _answer(out=lambda found, given: found["out"].tolist()),
     "objects": _answer(out=lambda found, given: found["out"].astype(object)),
     "no-lse": lambda found, given: {"out": found["out"]},

@@ -10,11 +10,13 @@ import numpy as np
 import plain_functions as plain
 import pytest
 
-from refattn.calling import call
+from refattn import attention_grad
+from refattn.calling import Local, call
 from refattn.case import BiasSpec, Cache, Case, Dense, Packed, Paged, Shared, Strided
 from refattn.cases import CASES
-from refattn.implementation import plain_options, wrap
-from refattn.inputs import make
+from refattn.conform import examine
+from refattn.implementation import implementation, plain_options, wrap
+from refattn.inputs import Problem, make
 from refattn.judge import judge
 from refattn.masks import Causal
 from refattn.quantise import Quant
@@ -78,10 +80,10 @@ OPTIONS: list[tuple[dict[str, Any], set[str]]] = [
     ({"storage": Dense("BLHD")}, set()),
     ({"storage": Strided()}, set()),
     ({"storage": Shared()}, set()),
-    ({"storage": Packed(), "q_lens": (2, 1)}, {"cu_seqlens_q", "cu_seqlens_k", "mask"}),
+    ({"storage": Packed(), "q_lens": (2, 1)}, {"cu_seqlens_q", "cu_seqlens_k"}),
     (
         {"storage": Packed(1), "q_lens": (2, 1)},
-        {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "mask"},
+        {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"},
     ),
     ({"storage": Paged(2)}, {"block_table", "seqused_k"}),
     ({"storage": Cache(), "rotary": Rotary(4, True)},
@@ -256,3 +258,29 @@ def test_bias_reaches_a_modifier() -> None:
     answer = candidate(case, problem.fresh())
     assert judge(problem, answer, candidate.precision(case), candidate.conventions).status == "passed"
     assert set(plain_options(case)) <= PLAIN | {"score_mod"}
+
+
+def test_a_plain_function_without_what_it_needs_is_unsupported() -> None:
+    def varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> Any:
+        raise AssertionError("not called")
+
+    assert wrap(varlen, "varlen").supports(Case("c", "dense")) == "needs cu_seqlens_q"
+    assert wrap(varlen, "varlen").supports(Case("c", "packed", storage=Packed())) is None
+
+
+def test_none_is_not_returned_and_a_number_is_an_array() -> None:
+    case = Case("c", "a scalar", Lq=2, Lk=3, want=frozenset({"dq", "dscale"}))
+
+    @implementation(outputs=("dq", "dscale"))
+    def from_the_oracle(case: Case, given: Any) -> Any:
+        g = attention_grad(given["q"], given["k"], given["v"], given["dout"])
+        return {**g._asdict(), "dq": g.dq.astype("f4"), "dscale": np.float32(g.dscale), "dk": None, "dv": None}
+
+    assert examine(Local(from_the_oracle), case).status == "passed"
+
+
+def test_a_problem_has_what_its_case_needs() -> None:
+    case = Case("c", "dropout", Lq=2, Lk=3, dropout=0.5)
+    logical = {n: x for n, x in make(case).logical.items() if n != "keep"}
+    with pytest.raises(ValueError, match="c: logical has q, k, v; the case needs keep too"):
+        Problem(case, logical)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from math import prod
+from typing import Any
 
+import numpy as np
 import pytest
 
 from refattn.case import GRADIENTS, MATRICES, Cache, Case, Dense, Packed, Paged, Shared, Strided
@@ -340,3 +343,28 @@ def test_select() -> None:
             select(**arguments)
     with pytest.raises(ValueError, match="id='full' is no case"):
         by_id("full")
+
+
+BLIND_TO_PAIRING = {"rotary-two-f64", "rotary-one-token-bf16"}
+"""one pair of coordinates, which is the same in both conventions; position 0, which is not turned"""
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.rotary], ids=lambda case: case.id)
+def test_the_rotation_shows_in_the_scores(case: Case) -> None:
+    """Pairs of coordinates taken the other way, or no rotation, give other scores."""
+    if case.Lq * case.Lk > 1 << 20:
+        return
+    assert case.rotary is not None
+    problem = make(case)
+    other = replace(case, rotary=replace(case.rotary, interleaved=not case.rotary.interleaved))
+
+    def scores(x: Mapping[str, Any]) -> Any:
+        k = np.repeat(x["k"].astype(np.float64), case.H // case.Hkv, axis=1)
+        seen = case.visibility.tile()
+        with np.errstate(invalid="ignore"):
+            return np.where(seen, x["q"].astype(np.float64) @ k.swapaxes(-1, -2), 0.0)
+
+    right, unturned = scores(problem.logical), scores({**problem.logical, **problem.stored})
+    assert case.id == "rotary-one-token-bf16" or not np.allclose(right, unturned, rtol=1e-6, equal_nan=True)
+    flipped = scores(make(other).logical)
+    assert (case.id in BLIND_TO_PAIRING) == bool(np.allclose(right, flipped, rtol=1e-6, equal_nan=True))

@@ -289,7 +289,7 @@ def test_unsupported() -> None:
     grad_only = dataclasses.replace(GRAD, want=frozenset({"dq"}))
     plain = Local(implementation(name="plain")(candidates.plain))
     assert examine(plain, SMALL).status == "passed"
-    assert examine(plain, grad_only).reasons == ("returns no dq",)
+    assert examine(plain, grad_only).reasons == ("declares no dq; see @implementation(outputs=...)",)
     assert examine(plain, dataclasses.replace(SMALL, softcap=1.0)).reasons == ("takes no softcap",)
     refuses = Local(implementation(name="refuses")(candidates.refuses_all))
     assert examine(refuses, SMALL).status == "unsupported" and examine(refuses, SMALL).reasons == ("not today",)

@@ -388,8 +388,8 @@ def test_a_picture_that_fails_is_a_failure(checkout: Callable[..., Path], prove:
         (["--only", "broken"], "broken.py is not Python"),
         (["--json", "."], "--json: . cannot be written"),
         (["--html", "no/all.html"], "--html: no/all.html cannot be written"),
-        (["--jobs", "-1"], "-1 must be >= 0"),
-        (["--seed", "-1"], "-1 must be >= 0"),
+        (["--jobs", "-1"], "-1 must be an int >= 0"),
+        (["--seed", "-1"], "-1 must be an int >= 0"),
     ],
     ids=" ".join,
 )

@@ -12,6 +12,7 @@ minute; the chapters of FULL come along when they are asked for.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from ..case import Case
@@ -55,7 +56,7 @@ _BY_ID = {case.id: case for case in CASES}
 def by_id(id: str) -> Case:
     """The case of that id."""
     if id not in _BY_ID:
-        raise ValueError(f"id={id!r} is no case; `refattn list --full` shows them")
+        raise ValueError(f"id={id!r} is no case; {_near(id, _BY_ID)}`refattn list --full` shows them")
     return _BY_ID[id]
 
 
@@ -72,10 +73,13 @@ def select(
     words = frozenset().union(*(case.features() for case in CASES)) if features else frozenset()
     for feature in features:
         if not any(fnmatchcase(word, feature) for word in words):
-            raise ValueError(f"feature {feature!r} is not one of {', '.join(sorted(words))}")
+            globs = {f"{word.partition('=')[0]}=*" for word in words if "=" in word}
+            near = _near(f"{feature}=*", globs) or _near(feature, words)
+            raise ValueError(f"feature {feature!r}: {near}there are {', '.join(sorted(words))}")
     for pattern in patterns:
         if not any(fnmatchcase(case.id, pattern) for case in CASES):
-            raise ValueError(f"pattern {pattern!r} matches no case; `refattn list --full` shows them")
+            near = _near(pattern, _BY_ID)
+            raise ValueError(f"pattern {pattern!r} matches no case; {near}`refattn list --full` shows them")
     for what, given, known in (
         ("chapter", chapters, CHAPTERS),
         ("dtype", dtypes, tuple(dict.fromkeys(case.dtype for case in CASES))),
@@ -93,3 +97,9 @@ def select(
         and (not dtypes or case.dtype in dtypes)
         and (not features or any(fnmatchcase(word, f) for word in case.features() for f in features))
     )
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    """The known words that a mistyped one may stand for, as the beginning of a cure."""
+    found = get_close_matches(word, list(known), 3, 0.7)
+    return f"do you mean {' or '.join(found)}? " if found else ""

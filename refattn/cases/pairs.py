@@ -241,6 +241,8 @@ def _row(m: int, mask: str, f: int, name: str, met: _Met) -> Case:
 
 def _beyond(fields: dict[str, Any], queries: int) -> tuple[str, ...]:
     """Families that do not go with the fields: refused, not judged, or of a flat softmax."""
+    if "rotary" in fields:  # that one lives in a coordinate which is not rotated
+        return ("v_of_k",)
     if "quant" in fields:  # NaN has no code; the scales would be no normal numbers; the offset takes all the codes
         return ("poisoned", "poisoned_pairs", "tiny", "underflow", "huge_offset")
     if "softcap" in fields or "score_mod" in fields:  # saturated

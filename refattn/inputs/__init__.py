@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..case import Case, Shared
+from ..case import Cache, Case, Packed, Paged, Shared
 from ..dropout import keep
 from ..dtypes import FORMATS, round_to
 from ..memory import give
@@ -42,6 +42,16 @@ class Problem:
     case: Case
     logical: Mapping[str, Array]
     stored: Mapping[str, Array] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        case = self.case
+        needed = {
+            "bias": case.bias is not None, "sinks": case.sinks is not None, "keep": case.dropout is not None,
+            "dout": case.backward,
+        }  # fmt: skip
+        for name in ("q", "k", "v", *(name for name, on in needed.items() if on)):
+            if name not in self.logical:
+                raise ValueError(f"{case.id}: logical has {', '.join(self.logical)}; the case needs {name} too")
 
     def fresh(self) -> dict[str, Array]:
         """New writeable arrays, in the memory that the case's storage describes."""
@@ -81,6 +91,8 @@ def make(case: Case) -> Problem:
         poison(case, logical)
     elif case.family == "poisoned_pairs":
         poison_pairs(case, logical)
+    if isinstance(case.storage, (Packed, Paged, Cache)):
+        _forget(case, logical)
     if isinstance(case.storage, Shared):
         logical["v"] = logical["k"][..., : case.Dv].copy()
     if case.dropout is not None:
@@ -90,6 +102,16 @@ def make(case: Case) -> Problem:
     for x in (*logical.values(), *stored.values()):
         x.setflags(write=False)
     return Problem(case, logical, stored)
+
+
+def _forget(case: Case, logical: Mapping[str, Array]) -> None:
+    """0, in place, in rows that have no memory at all in this storage: what lies in their stead is no input."""
+    q_lens, k_lens = case.q_lens or (case.Lq,) * case.B, case.k_lens or (case.Lk,) * case.B
+    names = {"k": k_lens, "v": k_lens} | ({"q": q_lens, "dout": q_lens} if isinstance(case.storage, Packed) else {})
+    for name, lens in names.items():
+        for b, n in enumerate(lens):
+            if name in logical:
+                logical[name][b, :, n:] = 0
 
 
 def _family(table: Mapping[str, Any], name: str, what: str) -> Any:

@@ -21,7 +21,7 @@ from ..case import Case
 from ..dtypes import round_to
 from ..inputs import Problem, make
 from ..judge import Output, failed_call
-from ..memory import answer_shape, take_answer
+from ..memory import answer_shape, dense_shape, take_answer
 from ..precision import Conventions, Precision
 from ..truth import Expected, quick_truth, truth
 from ..worker import Worker
@@ -158,7 +158,7 @@ class Bench:
         for name, e in expected.items():
             if name not in answer.outputs or (self.rows is not None and name not in OF_ROWS):
                 continue
-            x, shape = answer.outputs[name], answer_shape(case, name, shape_of(name, case))
+            x, shape = answer.outputs[name], answer_shape(case, name, dense_shape(case, name))
             if x.shape != shape:
                 raise Broken(f"{case.id}: {name}.shape={x.shape} should be {shape}")
             if x.dtype.name != e.dtype and (name, x.dtype.name) != ("lse", "float64"):
@@ -185,15 +185,6 @@ def same(reply: Reply, images: Mapping[str, Measured], bitwise: Any = False) -> 
     for name, image in images.items():
         if name in reply:
             yield compare(name, reply[name], image, bitwise=bitwise)
-
-
-def shape_of(name: str, case: Case) -> tuple[int, ...]:
-    shapes: dict[str, tuple[int, ...]] = {
-        "out": (case.B, case.H, case.Lq, case.Dv), "lse": (case.B, case.H, case.Lq),
-        "dq": (case.B, case.H, case.Lq, case.D), "dk": (case.B, case.Hkv, case.Lk, case.D),
-        "dv": (case.B, case.Hkv, case.Lk, case.Dv), "dsinks": (case.H,),
-    }  # fmt: skip
-    return shapes[name]
 
 
 def _wanted(case: Case, outputs: frozenset[str]) -> frozenset[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -97,11 +98,12 @@ def split_merge(base: Problem, ask: Bench) -> Iterator[Output]:
 
 def _part(whole: Problem, i: int, keys: Array) -> Problem:
     logical = {name: x for name, x in whole.logical.items() if name != "sinks"}
+    case = replace(whole.case, sinks=None)
     first, last = int(keys[0]), int(keys[-1]) + 1
     if whole.case.mask is None and whole.case.bias is None:  # no copies of what may be long
         logical |= {name: logical[name][:, :, first:last] for name in "kv"}
-        return altered(Problem(whole.case, logical), f"part{i}", Lk=last - first, sinks=None)
-    return taken(Problem(whole.case, logical), f"part{i}", keys=keys, sinks=None)
+        return altered(Problem(case, logical), f"part{i}", Lk=last - first)
+    return taken(Problem(case, logical), f"part{i}", keys=keys)
 
 
 def _merged(parts: list[Reply], sinks: Array | None, ask: Bench) -> tuple[Measured, Measured]:

@@ -16,9 +16,10 @@ from ..inputs import Problem
 from ..precision import Conventions, Precision
 from ..tolerance import NONE, Extras, Forward, Tile, forward, forward_lite
 from .expected import Expected
+from .finish import dtype_of
 from .solve import Truth
 
-__all__ = ["Expected", "quick_truth", "truth"]
+__all__ = ["Expected", "dtype_of", "quick_truth", "truth"]
 
 Array = np.ndarray[Any, Any]
 

@@ -12,7 +12,7 @@ from ..precision import Conventions, Precision
 from ..tolerance import interval
 from .expected import Expected
 
-__all__ = ["finish"]
+__all__ = ["dtype_of", "finish"]
 
 Array = np.ndarray[Any, Any]
 
@@ -22,11 +22,7 @@ def finish(
     empty: Array, nonfinite_inputs: Nonfinite | None,
 ) -> Expected:  # fmt: skip
     """The interval of an output from its value and radii; `empty` (B, H, Lq) are the rows that see nothing."""
-    sums = dict.fromkeys(("dscale", "dsoftcap"), precision.accumulate)
-    stored = dict.fromkeys(("out", *MATRICES), case.out_dtype)
-    dtype = ({"lse": precision.lse} | sums | stored).get(name, case.dtype)
-    if name == "dbias" and case.bias is not None:
-        dtype = case.bias.dtype
+    dtype = dtype_of(name, case, precision)
     # the truth's own error: as large as a float64 kernel's, else far below one of lower precision's
     own = rigorous * 2.0**-27
     lo, hi, rigorous_lo, rigorous_hi = (
@@ -45,6 +41,15 @@ def finish(
     if nonfinite_inputs is not None:
         nonfinite = nonfinite | nonfinite_inputs.of(name)
     return Expected(value, lo, hi, rigorous_lo, rigorous_hi, dtype, ignored, nonfinite)
+
+
+def dtype_of(name: str, case: Case, precision: Precision) -> str:
+    """The dtype in which an output is returned."""
+    if name == "dbias" and case.bias is not None:
+        return case.bias.dtype
+    sums = dict.fromkeys(("dscale", "dsoftcap"), precision.accumulate)
+    stored = dict.fromkeys(("out", *MATRICES), case.out_dtype)
+    return ({"lse": precision.lse} | sums | stored).get(name, case.dtype)
 
 
 def _ignored(name: str, case: Case) -> Array:

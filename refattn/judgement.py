@@ -1,0 +1,134 @@
+"""A question, a problem with an answer to it, and the judgement: a verdict with its statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+
+from .case import Case
+from .dtypes import round_to
+from .inputs import Problem
+from .judge import Verdict, judge, ratios
+from .memory import take_answer
+from .precision import Conventions, Precision
+from .sampling import Coverage, sample
+from .truth import Expected, truth
+
+__all__ = ["Judgement", "Question", "Unjudgeable"]
+
+Array = np.ndarray[Any, Any]
+
+_LARGEST = 1 << 28
+"""numbers of a bias or keep from which float64 copies of them would not fit"""
+
+
+class Unjudgeable(ValueError):
+    """Arrays of which nothing can be said."""
+
+
+@dataclass(frozen=True)
+class Judgement(Verdict):
+    """A verdict, with what a single worst element does not tell.
+
+    `rms` is the root mean square of the ratios of each output; `unjudged` counts the elements that pass
+    whatever they are (not finite, with cause; or of an endless interval); `coverage` says which rows
+    were judged, None = all.
+    """
+
+    rms: Mapping[str, float] = field(default_factory=dict)
+    unjudged: Mapping[str, int] = field(default_factory=dict)
+    coverage: Coverage | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """A problem, an answer to it, and what the answer is judged by."""
+
+    problem: Problem
+    answer: Mapping[str, Array]
+    precision: Precision
+    conventions: Conventions = Conventions()
+    coverage: Coverage | None = None
+
+    def sampled(self, rows: int | None, seed: int = 0) -> Question:
+        if rows is None:
+            return self
+        problem, answer, coverage = sample(self.problem, self.answer, rows, seed)
+        return replace(self, problem=problem, answer=answer, coverage=coverage)
+
+    def judged(self) -> Judgement:
+        """The verdict; `Unjudgeable` if no element can be judged."""
+        problem, answer, case = self.problem, dict(self.answer), self.problem.case
+        _not_too_large(problem)
+        keep = answer.get("keep")  # drawn by the implementation itself
+        if keep is not None and keep.dtype == np.bool_ and keep.shape == (case.B, case.H, case.Lq, case.Lk):
+            problem = replace(problem, logical={**problem.logical, "keep": keep})
+        expected = truth(problem, self.precision)
+        names = frozenset(answer) & case.want
+        verdict = judge(problem, answer, self.precision, self.conventions, outputs=names, expected=expected)
+        if verdict.evidence is not None:
+            expected = dict(verdict.evidence.expected)
+        elif verdict.status == "acceptable":
+            expected = truth(problem, self.precision, Conventions(**self.conventions.declared()))
+        rms, unjudged = {}, {}
+        for o in verdict.outputs:
+            rms[o.name], unjudged[o.name] = _statistics(o.name, answer[o.name], expected[o.name], case)
+        total = sum(o.elements for o in verdict.outputs)
+        if verdict.status != "failed" and total <= sum(unjudged.values()):
+            raise Unjudgeable(
+                f"none of the {total} elements can be judged: there are none, or what they come from is not finite or "
+                f"too large; {_not_finite(problem) or 'pass arrays of moderate numbers'}"
+            )
+        outputs = verdict.outputs
+        if self.coverage is not None:
+            at = self.coverage.rows
+            outputs = tuple(
+                replace(o, index=(*o.index[:2], at[o.index[2]], *o.index[3:])) if o.index else o for o in outputs
+            )
+        known = {f.name: getattr(verdict, f.name) for f in fields(Verdict)} | {"outputs": outputs}
+        known["notes"] = (*verdict.notes, *_notes(problem, verdict, unjudged))
+        return Judgement(**known, rms=rms, unjudged=unjudged, coverage=self.coverage)
+
+
+def _not_too_large(problem: Problem) -> None:
+    for name in ("bias", "keep"):
+        size = problem.logical[name].size if name in problem.logical else 0
+        if size > _LARGEST:
+            raise Unjudgeable(f"{name} of {size:,} numbers must have at most {_LARGEST:,} at once; pass rows")
+
+
+def _statistics(name: str, x: Array, expected: Expected, case: Case) -> tuple[float, int]:
+    """The root mean square of the ratios, and how many elements pass whatever they are."""
+    got = round_to(np.asarray(take_answer(case, name, x), dtype=np.float64), expected.dtype)
+    free = expected.nonfinite & ~np.isfinite(got)
+    ratio = ratios(got, expected.value, expected.lo, expected.hi)[~(free | expected.ignored)]
+    endless = np.isinf(expected.lo) & np.isinf(expected.hi) & (expected.lo != expected.hi)
+    count = int(np.count_nonzero((free | endless) & ~expected.ignored))
+    with np.errstate(over="ignore"):
+        return (math.sqrt(float(np.mean(ratio * ratio))) if ratio.size else 0.0), count
+
+
+def _not_finite(problem: Problem) -> str:
+    counts = {n: int(np.count_nonzero(~np.isfinite(np.asarray(a, np.float64)))) for n, a in problem.logical.items()
+              if n not in ("keep", "bias")}  # fmt: skip
+    return ", ".join(f"{n} has {count:,} numbers that are not finite" for n, count in counts.items() if count)
+
+
+def _notes(problem: Problem, verdict: Verdict, unjudged: Mapping[str, int]) -> list[str]:
+    notes = [text for text in [_not_finite(problem)] if text and any(unjudged.values())]
+    notes += [
+        f"{n} of {name} pass whatever they are: their inputs are not finite, or too large for a bound"
+        for name, n in unjudged.items() if n
+    ]  # fmt: skip
+    if verdict.status == "failed" and verdict.case.dtype in ("float32", "float64"):
+        wide = [np.asarray(problem.logical[n], np.float64) for n in "qkv"]
+        for narrow in ("bfloat16", "float16", "float32"):
+            fits = all(np.array_equal(round_to(x, narrow), x, equal_nan=True) for x in wide)
+            if fits and any(x.any() for x in wide) and narrow != verdict.case.dtype:
+                notes.append(f"q, k and v are exact in {narrow}; if it was computed in that, say so: dtype={narrow}")
+                break
+    return notes
