@@ -60,7 +60,7 @@ class BiasSpec:
     family: str = "normal"
 
     def __post_init__(self) -> None:
-        if not self.dims or not set(self.dims) <= set("BHQK"):
+        if not isinstance(self.dims, str) or not self.dims or not set(self.dims) <= set("BHQK"):
             raise ValueError(f"dims={self.dims!r} must hold some of the letters B, H, Q, K")
         object.__setattr__(self, "dtype", format_of(self.dtype, "bias dtype").name)
 
@@ -118,6 +118,8 @@ class Case:
         object.__setattr__(self, "out_dtype", out.name)
         if out.bits <= 4:
             raise ValueError(f"out_dtype={self.out_dtype}: the outputs of float8 cases are float16 or bfloat16")
+        if isinstance(self.flags, str):
+            raise TypeError(f"flags={self.flags!r} must be a tuple of names")
         object.__setattr__(self, "flags", tuple(self.flags))
         self._check_types()
         for name in ("q_lens", "k_lens"):
@@ -161,7 +163,10 @@ class Case:
                 continue
             if isinstance(value, bool) or not isinstance(value, numbers.Real):
                 raise TypeError(f"{name}={value!r} must be a number; pass None for {_OFF[name]}")
-            object.__setattr__(self, name, float(value))
+            try:
+                object.__setattr__(self, name, float(value))
+            except OverflowError:
+                raise ValueError(f"{name} must be within the range of float64") from None
 
     def _check_transforms(self) -> None:
         """Rotary and quantisation fit the sizes and what is wanted."""
@@ -173,6 +178,9 @@ class Case:
             lens = zip(self.q_lens or (self.Lq,) * self.B, self.k_lens or (self.Lk,) * self.B, strict=True)
             if any(lq > lk for lq, lk in lens):
                 raise ValueError(f"rotary={self.rotary} needs a key for each query: its position is i + lk - lq")
+            if self.backward and format_of(self.dtype).bits <= 11:
+                cure = "use float32 or float64"
+                raise ValueError(f"dtype={self.dtype} with rotary and gradients: the bound would decide nothing; {cure}")
         if self.quant is None:
             return
         if self.backward:

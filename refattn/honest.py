@@ -156,7 +156,7 @@ def _case(rng: Rng, dtype: str) -> Case:
     want = {"out", "lse"}
     if rng.random() < 0.15:
         want |= set(MATRICES)
-    if wide and quant is None:
+    if wide and quant is None and (rotary is None or FORMATS[dtype].bits > 11):
         want |= {"dq", "dk", "dv", "dscale"} | ({"dbias"} if bias else set()) | ({"dsinks"} if sinks else set())
         want |= {"dsoftcap"} if softcap else set()
     return Case(

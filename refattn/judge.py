@@ -189,10 +189,12 @@ def failed_call(answer: Answer) -> str:
 def _implausible(keep: Array, case: Case) -> list[str]:
     """What is wrong with a mask that the implementation drew itself."""
     shape = (case.B, case.H, case.Lq, case.Lk)
+    visible = case.visibility.tile()
     if keep.dtype != np.bool_ or keep.shape != shape:
         return [f"keep of {keep.dtype} {keep.shape} should be bool {shape}"]
-    if not fraction_is_plausible(keep, case.dropout or 0.0, margin=1 / 256):
-        return [f"keep has {keep.mean():.4f} of {keep.size}, too far from 1 - dropout = {1 - (case.dropout or 0.0):g}"]
+    if not fraction_is_plausible(keep, case.dropout or 0.0, visible, margin=1 / 256):
+        kept = f"{(keep & visible).sum()} of {visible.sum()}"
+        return [f"keep has {kept} visible pairs, too far from 1 - dropout = {1 - (case.dropout or 0.0):g}"]
     return []
 
 

@@ -36,7 +36,7 @@ class Strided:
     row: int = 1 << 20
 
     def __post_init__(self) -> None:
-        check_int("row", self.row, 1)
+        check_int("row", self.row, 1, most=2**32)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Packed:
     gap: int = 0
 
     def __post_init__(self) -> None:
-        check_int("gap", self.gap, 0)
+        check_int("gap", self.gap, 0, most=2**20)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Paged:
     page_size: int = 16
 
     def __post_init__(self) -> None:
-        check_int("page_size", self.page_size, 1)
+        check_int("page_size", self.page_size, 1, most=2**20)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Cache:
     spare: int = 3
 
     def __post_init__(self) -> None:
-        check_int("spare", self.spare, 0)
+        check_int("spare", self.spare, 0, most=2**20)
 
 
 Storage = Union[Dense, Strided, Shared, Packed, Paged, Cache]  # noqa: UP007 - evaluated by Python 3.10 too

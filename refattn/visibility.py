@@ -135,10 +135,12 @@ def picture(mask: Mask, Lq: int, Lk: int, b: int = 0, h: int = 0) -> str:
     return "\n".join("".join(np.where(row, "x", ".")) for row in seen)
 
 
-def check_int(name: str, value: Any, least: int, cure: str = "") -> None:
-    """Refuses a field that is not an int >= least, by name."""
+def check_int(name: str, value: Any, least: int, cure: str = "", most: int = 2**62) -> None:
+    """Refuses a field that is not an int from least to most, by name."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name}={value!r} must be an int >= {least}{cure}")
+    if value > most:
+        raise ValueError(f"{name}={value!r} must be <= {most}")
 
 
 def check_align(align: str) -> None:

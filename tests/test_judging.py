@@ -508,3 +508,12 @@ def test_wrong_usage_is_2(tmp_path: Path, judge_command: Run, flags: tuple[str, 
     path = write(tmp_path / "x.npz", SMALL | {"extra": np.zeros(3)})
     code, out, err = judge_command(path, *flags)
     assert (code, out) == (2, "") and says in err
+
+
+def test_rows_of_a_dump_are_of_what_its_case_wants(tmp_path: Path) -> None:
+    x = honest("float32", B=1, Lq=60, gradients=False)
+    case = {"id": "x", "why": "x", "H": 4, "Hkv": 2, "Lq": 60, "Lk": 9, "D": 8, "Dv": 5, "want": ["out"]}
+    arrays = {n: x[n] for n in "qkv"} | {"got.out": x["out"], "got.lse": x["lse"] + 1}
+    path = write(tmp_path / "x.safetensors", arrays, {"case": json.dumps(case)})
+    found = question_of_file(path).sampled(3).judged()
+    assert found.status == "passed" and [o.name for o in found.outputs] == ["out"] and found.coverage is not None

@@ -53,6 +53,8 @@ class Feature(NamedTuple):
     flag: str
     fields: Callable[[int], dict[str, Any]]
     dtypes: tuple[str, ...] = (F32, BF16, F16, F64, E4M3, E5M2)
+    backward: tuple[str, ...] = (F32, BF16, F16, F64)
+    """dtypes of its rows with gradients"""
 
 
 def _drawn(Lq: int, Lk: int) -> Drawn:
@@ -131,7 +133,7 @@ FEATURES: dict[str, Feature] = {
     "layout": Feature(lambda c: isinstance(c.storage, Dense) and c.storage != Dense(), "axes in another order",
                       "strides_ignored", lambda n: _or_grad(n, storage=Dense(_LAYOUTS[n % 4]))),
     "rotary": Feature(lambda c: c.rotary is not None, "rotated q and k", "rotary_position",
-                      lambda n: _or_grad(n, rotary=Rotary((16, 8)[n // 2 % 2], n % 3 == 0)), _WIDE),
+                      lambda n: _or_grad(n, rotary=Rotary((16, 8)[n // 2 % 2], n % 3 == 0)), _WIDE, (F32, F64)),
     "int8": _quant("int8", "an int8 cache"),
     "kv-e4m3": _quant("float8_e4m3fn", "a float8 cache"),
     "kv-e5m2": _quant("float8_e5m2", "a float8 cache of two bits"),
@@ -223,7 +225,7 @@ def _row(m: int, mask: str, f: int, name: str, met: _Met) -> Case:
     fields = feature.fields(n)
     sizes = fields.pop("sizes", _SIZES[(m + 2 * f) % len(_SIZES)])
     backward = "want" in fields and not fields["want"].isdisjoint(GRAD)
-    dtypes = tuple(d for d in feature.dtypes if not backward or d in _WIDE)
+    dtypes = tuple(d for d in feature.dtypes if not backward or d in feature.backward)
     dtype = dtypes[(n // 2 + f) % len(dtypes)]
     beyond = _beyond(fields, sizes[3])
     families = [x for x in (_NARROW if dtype in (E4M3, E5M2) else _FAMILIES) if x not in beyond]
@@ -241,8 +243,8 @@ def _row(m: int, mask: str, f: int, name: str, met: _Met) -> Case:
 
 def _beyond(fields: dict[str, Any], queries: int) -> tuple[str, ...]:
     """Families that do not go with the fields: refused, not judged, or of a flat softmax."""
-    if "rotary" in fields:  # that one lives in a coordinate which is not rotated
-        return ("v_of_k",)
+    if "rotary" in fields:  # v_of_k lives in a coordinate which is not rotated; of the others, sharp, bounds are wide
+        return ("v_of_k", "far_below", "huge_offset", "all_negative_logits", "rising", "falling", "large_logits")
     if "quant" in fields:  # NaN has no code; the scales would be no normal numbers; the offset takes all the codes
         return ("poisoned", "poisoned_pairs", "tiny", "underflow", "huge_offset")
     if "softcap" in fields or "score_mod" in fields:  # saturated

@@ -52,6 +52,14 @@ class Problem:
         for name in ("q", "k", "v", *(name for name, on in needed.items() if on)):
             if name not in self.logical:
                 raise ValueError(f"{case.id}: logical has {', '.join(self.logical)}; the case needs {name} too")
+        queries, keys = (case.B, case.H, case.Lq), (case.B, case.Hkv, case.Lk)
+        shapes = {
+            "q": (*queries, case.D), "k": (*keys, case.D), "v": (*keys, case.Dv), "dout": (*queries, case.Dv),
+            "keep": (*queries, case.Lk), "dlse": queries, "sinks": (case.H,), "bias": case.bias_shape,
+        }  # fmt: skip
+        for name, x in self.logical.items():
+            if name in shapes and x.shape != shapes[name]:
+                raise ValueError(f"{case.id}: {name}.shape={x.shape} must be {shapes[name]}, as the case says")
 
     def fresh(self) -> dict[str, Array]:
         """New writeable arrays, in the memory that the case's storage describes."""

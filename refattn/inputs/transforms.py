@@ -20,8 +20,8 @@ Array = np.ndarray[Any, Any]
 
 def positions(case: Case) -> tuple[Array, Array]:
     """Of the queries (B, Lq), i + lk - lq, and of the keys (Lk,); those of queries that do not exist are 0."""
-    lq = np.array(case.q_lens or (case.Lq,) * case.B)[:, None]
-    lk = np.array(case.k_lens or (case.Lk,) * case.B)[:, None]
+    lq = np.array(case.q_lens or (case.Lq,) * case.B, dtype=np.int64)[:, None]
+    lk = np.array(case.k_lens or (case.Lk,) * case.B, dtype=np.int64)[:, None]
     i = np.arange(case.Lq)[None]
     return np.where(i < lq, i + lk - lq, 0), np.arange(case.Lk)
 
@@ -36,6 +36,8 @@ def rotated(case: Case, logical: dict[str, Array]) -> dict[str, Array]:
     q_at, _ = positions(case)
     cos, sin = (x.astype(np.float32) for x in tables_of(case))
     stored = {"q": logical["q"], "k": logical["k"], "cos": cos, "sin": sin}
+    if not case.Lk:
+        return stored  # and no query has a position
     exact = {name: x.astype(np.float64) for name, x in stored.items()}
     at = q_at[:, None]  # (B, 1, Lq)
     logical["q"] = rotate(exact["q"], exact["cos"][at], exact["sin"][at], case.rotary.interleaved)

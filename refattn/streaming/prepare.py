@@ -22,7 +22,7 @@ def prepare(case: Case, x: Mapping[str, Array], rules: Rules) -> dict[str, Array
         for name in "qkv":
             if f"{name}_scale" in x:
                 made[name] = rules.dequantise(name, x[name], x[f"{name}_scale"], case.quant.kind)
-    if case.rotary is not None:
+    if case.rotary is not None and case.Lk:
         q_cos, q_sin = _at_queries(case, x, rules)
         made["q"] = rules.rotate(made["q"], q_cos, q_sin, case.rotary)
         turned = rules.rotate(made["k"], x["cos"], x["sin"], case.rotary)
@@ -53,5 +53,5 @@ def _past(case: Case) -> Array:
 
 def _lengths(case: Case) -> tuple[Array, Array]:
     """Those of queries and keys, (B, 1)."""
-    q, k = (np.array(lens or (n,) * case.B) for lens, n in ((case.q_lens, case.Lq), (case.k_lens, case.Lk)))
+    q, k = (np.array(lens or (n,) * case.B, dtype=np.int64) for lens, n in ((case.q_lens, case.Lq), (case.k_lens, case.Lk)))
     return q[:, None], k[:, None]

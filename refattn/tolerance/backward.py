@@ -129,7 +129,8 @@ def _rows_pass(h: Head, r: Rows, g: Keys, scalars: Scalars) -> Bound:
             rigorous = rigorous + _times(np.abs(s.dS) + s.e_dS, h.extras.slack_k)
         dependent = _dependent(p.t, p.P, p.e, c) | h.extras.rough
         if h.scalars:
-            scalars.add(p, s, r, g, h.q[rows], rows, dependent)
+            slack = h.extras.product_slack(h.q[rows], k, rows, EVERYTHING)
+            scalars.add(p, s, r, g, h.q[rows], rows, dependent, slack)
         coherent = np.where(dependent | np.isinf(rigorous), rigorous, coherent)
         terms = size * (np.abs(s.dS) @ kabs)
         total.put(
@@ -201,8 +202,9 @@ def _columns(p: Pairs, s: Slopes, r: Rows, c: Units) -> _Columns:
     onto_v = [p.P, e_P, low, sd_P]
     if p.kept is not None:
         onto_v = [np.where(p.kept > 0, a * p.kept, 0.0) for a in onto_v]
-        onto_v[1] += 2 * c.u * onto_v[0]
-        onto_v[3] = np.hypot(onto_v[3], 2 * c.u * onto_v[0])
+        own = (2 + p.kept) * c.u * onto_v[0]
+        onto_v[1] += own
+        onto_v[3] = np.hypot(onto_v[3], own)
     found = (x, p.visible, p.far, p.P, p.e, s.dS, s.e_dS, relative, absolute, coherent, *onto_v)
     return _Columns(*(a.T for a in found))
 
@@ -216,11 +218,12 @@ def _keys_pass(heads: list[Head], known: list[Rows], g: Keys) -> tuple[Bound, Bo
     qabs, q2, dabs, d2 = np.abs(q), q * q, np.abs(dout), dout * dout
     dk, dv = _Sum.zeros(g.k.shape), _Sum.zeros(g.v.shape)
     apart_k, apart_v = np.zeros(g.k.shape), np.zeros(g.v.shape)
-    count = np.zeros((len(g.k), 1))
+    count, raised = np.zeros((len(g.k), 1)), 1.0
     for keys in row_tiles(len(g.k), len(q)):
         found = []
         for h, r in zip(heads, known, strict=True):
             p = pairs(h, r, g, EVERYTHING, keys)
+            raised = raised if p.kept is None else max(raised, float(p.kept.max(initial=0.0)))
             found.append(_columns(p, slopes(p, h, r, g, EVERYTHING), r, c))
         if g.precision.grad_per_head:
             for h, one in zip(heads, found, strict=True):
@@ -253,7 +256,7 @@ def _keys_pass(heads: list[Head], known: list[Rows], g: Keys) -> tuple[Bound, Bo
         dv.put(keys, value, rigorous, variance, coherent, terms, (x.kept * x.kept) @ d2, alike)
         count[keys] = x.visible.sum(1, keepdims=True)
     blocks = _blocks(len(q), g.precision.grad_q_block)
-    return dk.finish(count, blocks, apart_k, c, g.scale), dv.finish(count, blocks, apart_v, c)
+    return dk.finish(count, blocks, apart_k, c, g.scale), dv.finish(count, blocks, apart_v, c, raised)
 
 
 def _dsink(h: Head, r: Rows, c: Units) -> tuple[float, float]:

@@ -135,7 +135,8 @@ def _tile(
 
     rounding_p = u_p * (B + aV) + c.pv_rounds * u * (B + aV)
     visible_count = visible.sum(1, keepdims=True)
-    underflow = np.zeros_like(o) + (visible_count + 4) * c.eta  # subnormal products and quotients
+    raised = 1.0 if kept is None else max(1.0, float(kept.max(initial=0.0)))
+    underflow = np.zeros_like(o) + (visible_count + 4) * c.eta * raised  # subnormal products and quotients
     if u_p:
         unit = p if precision.weights_normalised else weight
         low = np.where(visible & (unit < c.weights_normal), np.minimum(c.weights_eta / 2, unit), 0.0)
@@ -158,7 +159,8 @@ def _tile(
     sum_l = R * u + small_l + 2 * T * u
     rounded_l = u_p if precision.sum_rounded_weights else 0.0
     denominator = 1 - A0 - sum_l - rounded_l
-    factors = (4 if kept is None else 6) * u  # 1 / l, and of dropout
+    # 1 / l, and 1 / (1 - dropout), where 1 - dropout may be had in the accumulators' dtype
+    factors = (4 if kept is None else 6 + 2 * kept.max(initial=0.0)) * u
     with np.errstate(divide="ignore", over="ignore"):
         rigorous = theta + rounding_p + underflow + sum_v + size * (sum_l * (1 + A0) + rounded_l)
         rigorous = np.where(denominator > 0.01, rigorous / np.maximum(denominator, 0.01), np.inf) + factors * size

@@ -164,7 +164,8 @@ def pairs(h: Head, r: Rows, g: Keys, rows: slice, keys: slice) -> Pairs:
         e_dP = e_dP + np.abs(dout) @ h.extras.slack_v[keys].T + u * A
         v_dP = v_dP + e_dP * e_dP
     if kept is not None:
-        dP, e_dP, v_dP = dP * kept, (e_dP + 2 * u * np.abs(dP)) * kept, (v_dP + (2 * u * dP) ** 2) * kept * kept
+        own = (2 + kept) * u * np.abs(dP)  # 1 / (1 - dropout), had in the accumulators' dtype
+        dP, e_dP, v_dP = dP * kept, (e_dP + own + c.eta) * kept, (v_dP + own * own) * kept * kept
     if c.u_scores:  # dP is stored in the scores' dtype too
         e_dP = e_dP + c.u_scores * np.abs(dP) + c.scores_eta
         v_dP = v_dP + c.u_scores**2 / 3 * dP * dP + c.scores_eta**2

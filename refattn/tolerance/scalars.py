@@ -16,7 +16,9 @@ have the same lse and delta; rows in which errors are not independent count with
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -48,9 +50,24 @@ class Total:
         sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "alike"}
         return Total(**sums, alike=self.alike or other.alike)
 
+    def along(self, other: Total) -> Total:
+        """The sum where the errors of both may be the same: deviations add, not variances."""
+        return replace(self + other, variance=(math.sqrt(self.variance) + math.sqrt(other.variance)) ** 2)
+
+    @classmethod
+    def of(cls, parts: Iterable[Total]) -> Total:
+        """The sum over heads; those that are copies of one another, to 12 digits, err alike."""
+        copies: dict[str, Total] = {}
+        for part in parts:
+            key = f"{part.value:.11e} {part.terms:.11e}"
+            copies[key] = copies[key].along(part) if key in copies else part
+        return sum(copies.values(), cls())
+
     def radii(self, u: float) -> tuple[float, float]:
         """Rigorous, and the one that decides, the additions included; `terms` each go through few or many."""
         rigorous = self.rigorous + 4 * u * self.terms
+        if not math.isfinite(self.terms * self.terms * self.count):
+            return rigorous, rigorous
         walk = self.count * (self.value**2 / 3 + self.squares / 6)
         sharp = LAMBDA * (self.variance + u * u / 3 * walk) ** 0.5 + self.coherent + 8 * u * abs(self.value)
         alone = self.alike or self.terms < SQUARES_VANISH or not sharp <= rigorous
@@ -63,19 +80,25 @@ class Scalars:
     def __init__(self) -> None:
         self.dscale, self.dsoftcap = Total(), Total()
 
-    def add(self, p: Pairs, s: Slopes, r: Rows, g: Keys, q: Array, rows: slice, dependent: Array) -> None:
-        """A tile of rows and all keys; `dependent` (rows, 1): errors are not independent there."""
+    def add(
+        self, p: Pairs, s: Slopes, r: Rows, g: Keys, q: Array, rows: slice, dependent: Array, slack: Array | None
+    ) -> None:  # fmt: skip
+        """A tile of rows and all keys; `dependent` (rows, 1): errors are not independent there; `slack` of q·k."""
         c, D = g.c, q.shape[1]
         n = len(r.lse) + len(g.k) + D + 8
         tile = _Tile(p, r, rows, dependent)
         x, A = q @ g.k.T, np.abs(q) @ np.abs(g.k).T
         terms = np.abs(s.dS) * A
-        error = _product(s.e_dS, A)
-        spread: tuple[Array, ...] = (s.relative * x, s.absolute * x, s.dS * D * c.u * A)
+        # x itself is off where q and k are, and where scores are stored low, before or after scaling
+        off = np.zeros_like(x) if slack is None else slack
+        if c.u_scores:
+            off = off + c.u_scores * np.abs(x) + c.scores_eta * (1 + 1 / max(abs(g.scale), 1e-300))
+        error = _product(s.e_dS, A + off) + np.abs(s.dS) * off
+        spread: tuple[Array, ...] = (s.relative * x, s.absolute * x, s.dS * (D * c.u * A + off))
         squares = s.dS * s.dS * ((q * q) @ (g.k * g.k).T + x * x)
-        self.dscale += tile.total(
+        self.dscale = self.dscale.along(tile.total(
             s.dS * x, error + n * c.u * (terms + error), spread, p.slope * x, s.low * A, terms, squares, D, c.u_weights
-        )
+        ))
         if g.softcap is None:
             return
         z = p.scores.s / g.softcap
@@ -91,10 +114,10 @@ class Scalars:
         terms = np.where(p.visible, np.abs(dC) * parts, 0.0)
         relative = np.sqrt(p.v + 4 * c.u**2) * dC
         spread = (relative * value, s.spread * p.scores.outer * value, s.dT * p.scores.outer_error * value, dC * e_g)
-        self.dsoftcap += tile.total(
+        self.dsoftcap = self.dsoftcap.along(tile.total(
             dC * value, error + n * c.u * (terms + error), spread, p.scores.outer * value,
             p.flushed * np.abs(p.dP) * parts, terms, terms * terms, 1, 0.0,
-        )  # fmt: skip
+        ))  # fmt: skip
 
 
 class _Tile:

@@ -142,7 +142,7 @@ class Truth:
         if case.sinks is not None:
             radii["dsinks"] = [dsinks[1] + case.B * u * np.abs(dsinks[0])] * 2
         for name in SCALARS:
-            whole = sum((getattr(s, name) for s in scalars), Total())
+            whole = Total.of(getattr(s, name) for s in scalars)
             radii[name] = [np.asarray(radius) for radius in whole.radii(u)]
         self._turn_back(values, radii)
         return values, radii
