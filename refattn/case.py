@@ -180,7 +180,7 @@ class Case:
                 raise ValueError(f"rotary={self.rotary} needs a key for each query: its position is i + lk - lq")
             if self.backward and format_of(self.dtype).bits <= 11:
                 cure = "use float32 or float64"
-                raise ValueError(f"dtype={self.dtype} with rotary and gradients: the bound would decide nothing; {cure}")
+                raise ValueError(f"dtype={self.dtype} with rotary and gradients has no bound that decides; {cure}")
         if self.quant is None:
             return
         if self.backward:

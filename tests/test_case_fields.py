@@ -10,19 +10,22 @@ import numpy as np
 import plain_functions as plain
 import pytest
 
-from refattn import attention_grad
+from refattn import attention, attention_grad
 from refattn.calling import Local, call
 from refattn.case import BiasSpec, Cache, Case, Dense, Packed, Paged, Shared, Strided
-from refattn.cases import CASES
+from refattn.cases import CASES, select
 from refattn.conform import examine
 from refattn.implementation import implementation, plain_options, wrap
 from refattn.inputs import Problem, make
 from refattn.judge import judge
-from refattn.masks import Causal
+from refattn.masks import Causal, Chunked
+from refattn.precision import preset
 from refattn.quantise import Quant
 from refattn.rotary import Rotary
 from refattn.score_mods import SCORE_MODS, ScoreMod, check_score_mod
 from refattn.storage import storage_from_json
+from refattn.streaming import Streaming
+from refattn.truth import truth
 
 SCORES = 20_000
 """cases with more are left out here"""
@@ -284,3 +287,63 @@ def test_a_problem_has_what_its_case_needs() -> None:
     logical = {n: x for n, x in make(case).logical.items() if n != "keep"}
     with pytest.raises(ValueError, match="c: logical has q, k, v; the case needs keep too"):
         Problem(case, logical)
+
+
+@pytest.mark.parametrize(
+    ("make_it", "text"),
+    [
+        (lambda: Case.from_json({"id": "x", "why": "y", "scale": 10**400}), "scale must be within the range"),
+        (lambda: Case("x", "y", flags="abc"), "flags='abc' must be a tuple"),  # type: ignore[arg-type]
+        (lambda: BiasSpec(dims=["B"]), "must hold some of the letters"),  # type: ignore[arg-type]
+        (lambda: Case("x", "y", Lk=4, mask=Chunked(2**70, "top_left")), "must be <= "),
+        (lambda: Paged(10**12), "page_size=1000000000000 must be <= "),
+        (lambda: Case("x", "y", dtype="float16", rotary=Rotary(4, True), want=frozenset({"dq"})), "no bound that"),
+        (lambda: Problem(Case("x", "y"), {n: np.zeros((1, 1, 1, 7)) for n in "qkv"}), r"q.shape=\(1, 1, 1, 7\) must"),
+    ],
+)
+def test_refused_in_words(make_it: Callable[[], Any], text: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=text):
+        make_it()
+
+
+def test_nothing_at_all_is_rotated() -> None:
+    for case in (
+        Case("x", "y", B=0, rotary=Rotary(4, True)),
+        Case("x", "y", Lq=1, Lk=0, q_lens=(0,), rotary=Rotary(2, True)),
+    ):
+        assert examine(Local(Streaming()), case).status == "passed"
+
+
+def test_a_softcap_beyond_squares_has_a_bound() -> None:
+    case = Case("x", "y", Lq=4, Lk=4, softcap=1e300, dtype="float64", want=frozenset({"out", "dsoftcap"}))
+    assert examine(Local(Streaming()), case).status == "passed"
+
+
+def test_a_returned_keep_is_counted_over_what_is_visible() -> None:
+    case = Case("x", "y", H=2, Hkv=2, Lq=32, Lk=32, D=4, Dv=4, dropout=0.3, mask=Causal("top_left"))
+    seen, rng = case.visibility.tile(), np.random.default_rng(0)
+    drawn = rng.random(seen.shape) >= 0.3
+
+    def verdict(keep: Any) -> Any:
+        @implementation(outputs=("out",))
+        def own(case: Case, given: Any) -> Any:
+            options = {"mask": case.mask, "dropout": case.dropout, "keep": keep}
+            return {"out": attention(given["q"], given["k"], given["v"], **options).out.astype("f4"), "keep": keep}
+
+        return examine(Local(own), case)
+
+    assert verdict(drawn & seen).status == verdict(drawn | ~seen).status == "passed"
+    kept = verdict(np.where(seen, True, rng.random(seen.shape) > 0.62))
+    assert kept.status == "failed" and "visible pairs, too far" in kept.reasons[0]
+
+
+VACUOUS = ("rotary", "quant=*")
+
+
+@pytest.mark.parametrize("case", [c for c in select(features=VACUOUS) if "out" in c.want], ids=lambda case: case.id)
+def test_an_answer_of_zeros_is_not_within_the_bound(case: Case) -> None:
+    """The bounds of inputs that are known but roughly are wide; not so wide."""
+    problem = make(case)
+    e = truth(problem, preset(case.dtype, case.out_dtype))["out"]
+    judged = ~e.ignored & (e.value != 0)
+    assert (~((e.lo <= 0) & (e.hi >= 0)))[judged].mean() > 0.05

@@ -16,7 +16,7 @@ from ..judge import Output
 from .bench import Bench, Refused, Reply, same
 from .law import law
 from .measured import Measured, compare
-from .problems import altered, rng_of, taken
+from .problems import altered, remade, rng_of, taken
 
 Array = np.ndarray[Any, Any]
 FORWARD = frozenset({"out", "lse"})
@@ -102,7 +102,7 @@ def _part(whole: Problem, i: int, keys: Array) -> Problem:
     first, last = int(keys[0]), int(keys[-1]) + 1
     if whole.case.mask is None and whole.case.bias is None:  # no copies of what may be long
         logical |= {name: logical[name][:, :, first:last] for name in "kv"}
-        return altered(Problem(case, logical), f"part{i}", Lk=last - first)
+        return remade(case, logical, f"part{i}", {}, {"Lk": last - first})
     return taken(Problem(case, logical), f"part{i}", keys=keys)
 
 

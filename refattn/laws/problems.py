@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from ..case import Case
 from ..inputs import Problem
 from ..masks import Mask
 
-__all__ = ["Inexact", "Mapped", "altered", "junk", "rng_of", "taken"]
+__all__ = ["Inexact", "Mapped", "altered", "junk", "remade", "rng_of", "taken"]
 
 Array = np.ndarray[Any, Any]
 
@@ -86,16 +87,23 @@ def taken(
         for size, of in (("B", index[0]), ("Lq", index[2]), ("Lk", index[3]))
         if of is not None
     }  # fmt: skip
-    return altered(Problem(case, logical), suffix, **{"mask": mask, **sizes, **fields})
+    return remade(case, logical, suffix, {}, {"mask": mask, **sizes, **fields})
 
 
 def altered(problem: Problem, suffix: str, arrays: Mapping[str, Array] | None = None, **fields: Any) -> Problem:
     """The problem with other arrays, in the dtypes of the old ones, and other fields of its case."""
-    case = replace(problem.case, id=f"{problem.case.id}.{suffix}", **fields)
-    logical = dict(problem.logical)
-    for name, x in (arrays or {}).items():
+    return remade(problem.case, problem.logical, suffix, arrays or {}, fields)
+
+
+def remade(
+    of: Case, old: Mapping[str, Array], suffix: str, arrays: Mapping[str, Array], fields: Mapping[str, Any]
+) -> Problem:  # fmt: skip
+    """The same of a case and arrays that need not fit each other yet."""
+    case = replace(of, id=f"{of.id}.{suffix}", **fields)
+    logical = dict(old)
+    for name, x in arrays.items():
         with np.errstate(over="ignore", invalid="ignore"):
-            logical[name] = np.asarray(x).astype(problem.logical[name].dtype)
+            logical[name] = np.asarray(x).astype(old[name].dtype)
         if not np.array_equal(logical[name].astype(np.float64), np.asarray(x, dtype=np.float64), equal_nan=True):
             raise Inexact(f"{name} of {case.id} is not exact in {logical[name].dtype}")
     if not case.backward:

@@ -53,5 +53,6 @@ def _past(case: Case) -> Array:
 
 def _lengths(case: Case) -> tuple[Array, Array]:
     """Those of queries and keys, (B, 1)."""
-    q, k = (np.array(lens or (n,) * case.B, dtype=np.int64) for lens, n in ((case.q_lens, case.Lq), (case.k_lens, case.Lk)))
+    lens = (case.q_lens or (case.Lq,) * case.B, case.k_lens or (case.Lk,) * case.B)
+    q, k = (np.array(of, dtype=np.int64) for of in lens)
     return q[:, None], k[:, None]

@@ -1,23 +1,29 @@
 """What only some problems have, of one head: score_mod, dropout, and inputs that are known but roughly.
 
 A kernel that rotates or dequantises its inputs works on q + δq, k + δk, v + δv, of which it is known
-that |δ| <= slack, element by element.  Such an error is one for all that reads the element, so these
-problems get the rigorous bound:
+that |δ| <= slack, element by element:
 
     |δ(q·k)| <= slack_q |k|ᵀ + (|q| + slack_q) slack_kᵀ,   |δ out| <= sum p slack_v.
+
+Such an error is one for all that reads the element, so these problems get the rigorous bound.  In the
+forward of rotated q and k whose roundings are `independent` of one another there is a sharp one: δk is
+another error of each score, of variance scale² q² slack_k²ᵀ / 3, and δq_i is linear in all scores of
+row i, so that it moves out by sum_d δq_id G_d, with
+
+    G_d = scale sum_j p_j slope_j k_jd (v_j - o),   variance sum_d slack_q² G_d² / 3,   of lse with v - o = 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..score_mods import ScoreMod
 
-__all__ = ["NONE", "Extras", "Modified"]
+__all__ = ["NONE", "Extras", "Modified", "Slack"]
 
 Array = np.ndarray[Any, Any]
 
@@ -32,6 +38,8 @@ class Extras:
     slack_q: Array | None = None
     slack_k: Array | None = None
     slack_v: Array | None = None
+    independent: bool = False
+    """whether the errors of different elements of q and k are roundings of different numbers"""
 
     @property
     def rough(self) -> bool:
@@ -45,6 +53,15 @@ class Extras:
         if self.score_mod is None or self.place is None:
             return None
         return Modified(self.score_mod, self.place(rows, keys))
+
+    def slack(self, q: Array, k: Array, rows: slice, keys: slice) -> Slack | None:
+        """What q·k may be off by, and the variance of what is not common to a row."""
+        worst = self.product_slack(q, k, rows, keys)
+        if worst is None:
+            return None
+        if not self.independent or self.slack_k is None:
+            return Slack(worst, worst * worst)
+        return Slack(worst, (q * q) @ (self.slack_k[keys] ** 2).T / 3)
 
     def product_slack(self, q: Array, k: Array, rows: slice, keys: slice) -> Array | None:
         """Bound of the error of q·k, (rows, keys)."""
@@ -60,6 +77,11 @@ class Extras:
 
 
 NONE = Extras()
+
+
+class Slack(NamedTuple):
+    worst: Array
+    variance: Array
 
 
 @dataclass(frozen=True)

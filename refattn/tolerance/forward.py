@@ -91,9 +91,10 @@ def forward(
         with np.errstate(over="ignore", invalid="ignore"):
             s = scores(
                 q[rows], k, same_q[rows] & same_k, *tile, scale, softcap, precision, c,
-                extras.product_slack(q[rows], k, rows, EVERYTHING), extras.mod(rows, EVERYTHING),
+                extras.slack(q[rows], k, rows, EVERYTHING), extras.mod(rows, EVERYTHING),
             )  # fmt: skip
-            part = _tile(s, v, vabs, v2, tile[0], sink, precision, c, extras.factors(rows, EVERYTHING), extras)
+            rotated = _Rotated(k, scale, extras.slack_q[rows]) if extras.independent else None  # type: ignore[index]
+            part = _tile(s, v, vabs, v2, tile[0], sink, precision, c, extras.factors(rows, EVERYTHING), extras, rotated)
         for name in sizes:
             getattr(bound, name)[rows] = getattr(part, name)
     return bound
@@ -101,7 +102,7 @@ def forward(
 
 def _tile(
     s: Scores, v: Array, vabs: Array, v2: Array, visible: Array, sink: float | None, precision: Precision, c: Units,
-    kept: Array | None, extras: Extras,
+    kept: Array | None, extras: Extras, rotated: _Rotated | None,
 ) -> Forward:  # fmt: skip
     """`kept` are the factors r of dropout: out = sum p r v, and p r stands where p meets v."""
     u, u_p, eps, T = c.u, c.u_weights, c.eps, c.rescalings
@@ -215,11 +216,19 @@ def _tile(
     px, pw = p * x, p * s.log_scale
     sum_px, sum_pw = px.sum(1, keepdims=True), pw.sum(1, keepdims=True)
     scale_error = 2 * u * (np.abs(dropped(px) @ v - o * sum_px) + np.abs(dropped(pw) @ v - o * sum_pw))
-    deviation = np.sqrt(spread_o + variance_p + variance_sum + variance_l)
-    coherent = coherent + underflow + smallV + size * small_l
+    common_out = common_lse = second = np.zeros(())
+    probable = A0
+    if rotated is not None:
+        pairwise = v_theta + s.slope**2 * rotated.pairwise()
+        common_out, common_lse = rotated.variances(p * s.slope, dropped, v, o)
+        probable = (p * np.expm1(LAMBDA * np.sqrt(pairwise))).sum(1, keepdims=True)
+        bent = p * pairwise * LAMBDA**2 / 2  # what is not linear in the errors of scores
+        second = dropped(bent) @ vabs + size * bent.sum(1, keepdims=True)
+    deviation = np.sqrt(spread_o + variance_p + variance_sum + variance_l + common_out)
+    coherent = coherent + underflow + smallV + size * small_l + second
     sharp = LAMBDA * deviation + scale_error + coherent + (u_p + 2 * u + factors) * size
     sharp = np.fmin(sharp, rigorous)  # squares may overflow in float64: then the rigorous one
-    coarse = (A0 > COARSE) | (c.u_scaled_q > 0) | extras.rough
+    coarse = (probable > COARSE) | (c.u_scaled_q > 0) | (extras.rough and rotated is None)
     sharp = np.where((B < SQUARES_VANISH) | coarse, rigorous, sharp)
 
     log_l = np.abs(np.log(np.where(total > 0, total, 1.0)))
@@ -231,7 +240,7 @@ def _tile(
     furthest = np.where(visible, s.error + e_x, 0.0).max(1, keepdims=True, initial=0.0) + (T + 1) * eps + T * u
     lse_rigorous = np.fmin(lse_rigorous, furthest + final - np.log1p(-np.minimum(sum_l + rounded_l, 0.999)))
     drift = 2 * u * (np.abs(sum_px) + np.abs(sum_pw)) + c.walk * eps + rounded_l + small_l
-    lse_variance = W0 + sum_of_l
+    lse_variance = W0 + sum_of_l + common_lse
     lse_sharp = np.fmin(LAMBDA * np.sqrt(lse_variance) + final + drift, lse_rigorous)
     lse_sharp = np.where(coarse, lse_rigorous, lse_sharp)
     lse_variance = np.where(coarse, lse_rigorous**2, lse_variance) + (final + drift) ** 2 / 3
@@ -243,6 +252,30 @@ def _tile(
         o, rigorous * zero, sharp * zero, variance_sum, coherent * zero,
         lse, lse_rigorous * zero, lse_sharp * zero, lse_variance * zero,
     )  # fmt: skip
+
+
+@dataclass
+class _Rotated:
+    """What the errors of rotated queries do, which are common to all keys of a row (`extras`)."""
+
+    k: Array
+    scale: float
+    slack_q: Array
+
+    def pairwise(self) -> Array:
+        """The variance of each score, (rows, keys)."""
+        return self.scale**2 / 3 * (self.slack_q**2) @ (self.k * self.k).T
+
+    def variances(self, weight: Array, dropped: Any, v: Array, o: Array) -> tuple[Array, Array]:
+        """Of out (rows, Dv) and of lse (rows, 1); weight = p slope."""
+        of_out, of_lse = np.zeros(o.shape), np.zeros((len(o), 1))
+        for d in np.flatnonzero(self.slack_q.any(0)):
+            w = self.scale * weight * self.k[:, d]
+            total = w.sum(1, keepdims=True)
+            square = self.slack_q[:, d, None] ** 2 / 3
+            of_out += square * (dropped(w) @ v - total * o) ** 2
+            of_lse += square * total**2
+        return of_out, of_lse
 
 
 def _largest_prefix(p: Array, v: Array, o: Array, block: int = 64) -> Array:

@@ -36,7 +36,7 @@ def matrices(
         with np.errstate(over="ignore", invalid="ignore"):
             s = scores(
                 q[rows], k, same_q[rows] & same_k, seen, bias(rows, EVERYTHING), scale, softcap, precision, c,
-                extras.product_slack(q[rows], k, rows, EVERYTHING), extras.mod(rows, EVERYTHING),
+                extras.slack(q[rows], k, rows, EVERYTHING), extras.mod(rows, EVERYTHING),
             )  # fmt: skip
             lse = np.where(np.isneginf(f.lse[rows]), 0.0, f.lse[rows])
             t = np.where(seen, s.t, lse)

@@ -139,7 +139,7 @@ def pairs(h: Head, r: Rows, g: Keys, rows: slice, keys: slice) -> Pairs:
     kept = h.extras.factors(rows, keys)
     s = scores(
         h.q[rows], g.k[keys], repeats, visible, h.bias(rows, keys), g.scale, g.softcap, precision, c,
-        h.extras.product_slack(h.q[rows], g.k[keys], rows, keys), h.extras.mod(rows, keys),
+        h.extras.slack(h.q[rows], g.k[keys], rows, keys), h.extras.mod(rows, keys),
     )  # fmt: skip
     lse = r.lse[rows]
     t = np.where(visible, s.t, lse)

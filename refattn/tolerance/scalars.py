@@ -68,7 +68,7 @@ class Total:
         rigorous = self.rigorous + 4 * u * self.terms
         if not math.isfinite(self.terms * self.terms * self.count):
             return rigorous, rigorous
-        walk = self.count * (self.value**2 / 3 + self.squares / 6)
+        walk = self.count * (self.value * self.value / 3 + self.squares / 6)
         sharp = LAMBDA * (self.variance + u * u / 3 * walk) ** 0.5 + self.coherent + 8 * u * abs(self.value)
         alone = self.alike or self.terms < SQUARES_VANISH or not sharp <= rigorous
         return rigorous, rigorous if alone else sharp

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..precision import Precision
-from .extras import Modified
+from .extras import Modified, Slack
 from .rounding import Units
 
 __all__ = ["Scores", "scores"]
@@ -53,7 +53,7 @@ class Scores(NamedTuple):
 
 def scores(
     q: Array, k: Array, repeats: Array, visible: Array, bias: Array | None, scale: float, softcap: float | None,
-    precision: Precision, c: Units, slack: Array | None = None, mod: Modified | None = None,
+    precision: Precision, c: Units, slack: Slack | None = None, mod: Modified | None = None,
 ) -> Scores:  # fmt: skip
     """Exact scores of a tile and how far computed ones may be; q (rows, D), k (keys, D).
 
@@ -70,8 +70,8 @@ def scores(
     dot_variance = u * u / 3 * (D * (x * x / 3 + squares / 6) + c.qk_rounds * squares)
     dot_variance = np.where(repeats, dot * dot, dot_variance)
     if slack is not None:  # products of what was rotated or dequantised are inexact
-        dot = dot + slack * (1 + (D + 1) * u) + u * A
-        dot_variance = dot_variance + (slack + u * A) ** 2
+        dot = dot + slack.worst * (1 + (D + 1) * u) + u * A
+        dot_variance = dot_variance + slack.variance + (u * A) ** 2
     size = abs(scale)
     s = scale * x
     magnitude = np.abs(s)
@@ -91,7 +91,7 @@ def scores(
         slope = 1 / np.cosh(np.minimum(magnitude / softcap, 300)) ** 2
         steepest = 1 / np.cosh(np.minimum(np.maximum(magnitude - e, 0) / softcap, 300)) ** 2
         slope_error = 2 * np.abs(tanh) * (steepest * e / softcap + c.tanh) + 4 * u
-        slope_deviation = np.sqrt(4 * tanh**2 * (slope**2 * v / softcap**2 + c.tanh**2 / 3) + u * u)
+        slope_deviation = np.sqrt(4 * tanh**2 * (slope**2 * v / softcap / softcap + c.tanh**2 / 3) + u * u)
         e = steepest * (e + c.u_scores * magnitude) + (c.tanh + 3 * u + c.u_scores) * np.abs(t) + c.scores_eta
         v = slope**2 * (v + c.u_scores**2 / 3 * s * s) + (c.tanh**2 + u * u + c.u_scores**2) / 3 * t * t
     outer, outer_error = np.ones(()), np.zeros(())

@@ -13,7 +13,7 @@ from ..inputs import Problem
 from ..precision import Precision
 from ..rotary import Rotary
 from ..score_mods import SCORE_MODS
-from ..tolerance import Extras, Tile
+from ..tolerance import Extras, Tile, repetitive
 
 __all__ = ["View", "pair_norms"]
 
@@ -80,8 +80,19 @@ class View:
         slack = {n: x[b, h if n == "q" else h // self.group] for n, x in self.slack.items()}
         return Extras(
             None if case.score_mod is None else SCORE_MODS[case.score_mod], place, None if factors is None else kept,
-            slack.get("q"), slack.get("k"), slack.get("v"),
+            slack.get("q"), slack.get("k"), slack.get("v"), self._independent(b, h),
         )  # fmt: skip
+
+
+    def _independent(self, b: int, h: int) -> bool:
+        """Whether rotated q and k are rounded as different numbers are: no key twice, and no few sizes."""
+        rotary = self.case.rotary
+        if rotary is None or not self.case.Lk:
+            return False
+        q, k = (pair_norms(self.clean[n][b, i], rotary) for n, i in (("q", h), ("k", h // self.group)))
+        k = k[k.any(1)].astype(np.float32)
+        repeats = len(np.unique(k, axis=0)) < len(k) or bool(repetitive(k).any())
+        return not repeats and not bool(repetitive(q[q.any(1)]).any())
 
 
 def _kept(case: Case, logical: Any) -> Array | None:
