@@ -88,7 +88,8 @@ class _Draw:
             want |= set(self.one((), ("k_cache", "v_cache")))
         if not isinstance(storage, Packed):
             want |= set(self.one((), (), (), MATRICES))
-        if not (narrow or quant or isinstance(storage, (Paged, Cache, Shared))) and self.one(0, 1):
+        low = rotary is not None and FORMATS[dtype].bits <= 11
+        if not (narrow or low or quant or isinstance(storage, (Paged, Cache, Shared))) and self.one(0, 1):
             want |= {"dq", "dk", "dv"} | ({"dbias"} if bias else set()) | ({"dsinks"} if sinks else set())
             want |= set(self.one((), ("dscale",))) | ({"dsoftcap"} if softcap else set())
         wide = FORMATS[dtype].max > 1e9 and quant is None

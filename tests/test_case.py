@@ -60,7 +60,8 @@ def cases(draw: st.DrawFn) -> Case:
     storage = draw(st.sampled_from(storages))
     want = set(OUTPUTS) | (set() if isinstance(storage, Packed) else set(MATRICES))
     want |= set(CACHES) if isinstance(storage, Cache) else set()
-    if not narrow and quant is None and not isinstance(storage, (Paged, Cache, Shared)):
+    low = rotary is not None and dtype in ("float16", "bfloat16")
+    if not (narrow or low) and quant is None and not isinstance(storage, (Paged, Cache, Shared)):
         want |= set(GRADIENTS)
     needed = {"dbias": bias, "dsinks": sinks, "dsoftcap": softcap}
     want -= {name for name, value in needed.items() if value is None}
@@ -117,8 +118,8 @@ def test_every_field_survives_json() -> None:
     """Two cases, rotated and quantised, with no other field at its default, so that none can be forgotten."""
     rotated = Case(
         "x", "y", ("flag",), "masks", 2, 4, 2, 3, 5, 6, 7, "float16", "float32", "needle", 9,
-        frozenset({"out", "dbias"}), Documents((0,) * 5) & Causal("top_left"), (2, 3), (4, 5), 0.5, 3.0,
-        BiasSpec("HK", "float16", "ties"), "large", "tilt", 0.25, Rotary(4, True, 500.0), None, Packed(2),
+        frozenset({"out", "biased"}), Documents((0,) * 5) & Causal("top_left"), (2, 3), (4, 5), 0.5, 3.0,
+        BiasSpec("HK", "float16", "ties"), "large", "tilt", 0.25, Rotary(4, True, 500.0), None, Dense("BLHD"),
     )  # fmt: skip
     quantised = dataclasses.replace(
         rotated, rotary=None, quant=Quant("int8", "head", "qkv"), want={"out"}, storage=Paged(3)
