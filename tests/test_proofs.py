@@ -419,6 +419,7 @@ def test_an_interrupt_ends_the_proofs(checkout: Callable[..., Path]) -> None:
     folder = checkout("endless")
     run = subprocess.Popen(
         [sys.executable, "-m", "refattn", "prove", "--only", "endless"], cwd=folder, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
         env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
