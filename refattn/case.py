@@ -175,8 +175,7 @@ class Case:
                 raise ValueError(f"rotary.dim={self.rotary.dim} must be <= D={self.D}")
             if format_of(self.dtype).bits <= 4:
                 raise ValueError(f"dtype={self.dtype}: float8 is not rotated; use quant for a float8 cache")
-            lens = zip(self.q_lens or (self.Lq,) * self.B, self.k_lens or (self.Lk,) * self.B, strict=True)
-            if any(lq > lk for lq, lk in lens):
+            if any(lq > lk for lq, lk in zip(*self.lengths, strict=True)):
                 raise ValueError(f"rotary={self.rotary} needs a key for each query: its position is i + lk - lq")
             if self.backward and format_of(self.dtype).bits <= 11:
                 cure = "use float32 or float64"
@@ -200,7 +199,7 @@ class Case:
         if isinstance(self.storage, Shared) and (self.Dv > self.D or self.quant is not None):
             raise ValueError(f"storage=Shared() needs Dv={self.Dv} <= D={self.D} and no quant")
         if isinstance(self.storage, Cache):
-            lens = (self.Lk,) * self.B if self.k_lens is None else self.k_lens
+            lens = self.lengths[1]
             if self.q_lens is not None or self.quant is not None or any(n < self.Lq for n in lens):
                 raise ValueError(
                     f"storage={self.storage} needs all Lq={self.Lq} queries among the keys k_lens={lens}, and neither "
@@ -219,6 +218,21 @@ class Case:
     @property
     def visibility(self) -> Visibility:
         return Visibility(self.mask, self.B, self.H, self.Lq, self.Lk, self.q_lens, self.k_lens)
+
+    @property
+    def lengths(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """How many queries and how many keys exist, for each batch entry."""
+        return self.q_lens or (self.Lq,) * self.B, self.k_lens or (self.Lk,) * self.B
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The dense shape of an input or an output."""
+        rows, keys = (self.B, self.H, self.Lq), (self.B, self.Hkv, self.Lk)
+        shapes: dict[str, tuple[int, ...]] = {
+            "q": (*rows, self.D), "k": (*keys, self.D), "v": (*keys, self.Dv), "out": (*rows, self.Dv), "lse": rows,
+            "bias": self.bias_shape, "sinks": (self.H,), "keep": (*rows, self.Lk), "scale": (), "softcap": (),
+            "k_cache": (*keys, self.D), "v_cache": (*keys, self.Dv), **dict.fromkeys(MATRICES, (*rows, self.Lk)),
+        }  # fmt: skip
+        return shapes[name] if name in shapes else shapes[name.removeprefix("d")]
 
     @property
     def bias_shape(self) -> tuple[int, ...]:

@@ -150,13 +150,13 @@ def _conventions(texts: list[str]) -> Conventions:
 
 def sentence(o: Output) -> str:
     """What an output's largest ratio means."""
-    from .report import _ratio
+    from .report import as_ratio
 
     if not o.elements:
         return "has no elements"
     if o.passed:
-        return f"largest error is {_ratio(o.ratio)} of the bound: normal"
-    beyond = f"{_ratio(o.ratio)} times the bound at {_place(o)}"
+        return f"largest error is {as_ratio(o.ratio)} of the bound: normal"
+    beyond = f"{as_ratio(o.ratio)} times the bound at {_place(o)}"
     if o.got != o.got:
         return f"NaN at {_place(o)}: not rounding"
     if o.rigorous_ratio <= 1:
@@ -170,7 +170,7 @@ def _place(o: Output) -> str:
 
 
 def _text(path: Path, asked: Question, found: Judgement) -> list[str]:
-    from .report import _fields, _numbers, _ratio
+    from .report import as_fields, as_numbers, as_ratio
 
     case = asked.problem.case
     whole = case.Lq if found.coverage is None else found.coverage.of
@@ -182,18 +182,18 @@ def _text(path: Path, asked: Question, found: Judgement) -> list[str]:
     for o in found.outputs:
         lines += [f"{o.name}: {sentence(o)}"]
         if o.elements:
-            got, value, lo, hi = _numbers(o.got, o.value, o.lo, o.hi)
+            got, value, lo, hi = as_numbers(o.got, o.value, o.lo, o.hi)
             lines += [
-                f"    worst {_place(o)}: got {got}, should be {value} in [{lo}, {hi}]   ratio {_ratio(o.ratio)}",
+                f"    worst {_place(o)}: got {got}, should be {value} in [{lo}, {hi}]   ratio {as_ratio(o.ratio)}",
                 f"    {o.failing:,} of {o.elements:,} elements out of bound; root mean square of the ratios "
-                f"{_ratio(found.rms[o.name])}",
+                f"{as_ratio(found.rms[o.name])}",
             ]
     lines += list(found.reasons)
     lines += [f"note: {note.split(': precision=')[0]}{_cure(note)}" for note in found.notes]
     if found.coverage is not None:
         lines.append(f"judged: {found.coverage}")
     if found.conventions:
-        lines.append(f"acceptable, as declared: {_fields(found.conventions)}")
+        lines.append(f"acceptable, as declared: {as_fields(found.conventions)}")
     lines.append("within bound" if found.status in ("passed", "acceptable") else "NOT within bound")
     return lines
 
@@ -229,13 +229,13 @@ def _contract(asked: Question) -> str:
 
 
 def _as_json(path: Path, asked: Question, found: Judgement) -> Any:
-    from .report import _finite, suite_version
+    from .report import as_finite, suite_version
 
     outputs = [
         dataclasses.asdict(o) | {"rms": found.rms[o.name], "unjudged": found.unjudged[o.name], "says": sentence(o)}
         for o in found.outputs
     ]
-    return _finite(
+    return as_finite(
         {
             "refattn": suite_version(),
             "file": str(path),

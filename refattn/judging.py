@@ -248,14 +248,11 @@ def _spec(x: dict[str, Array], sizes: Mapping[str, int], with_gradient: bool) ->
 
 def _check(case: Case, x: Mapping[str, Array], answer: Mapping[str, Array]) -> None:
     """Shapes and company of all but q, k and v."""
-    rows, B, H, Hkv = (case.B, case.H, case.Lq), case.B, case.H, case.Hkv
-    shapes = {"out": (*rows, case.Dv), "dout": (*rows, case.Dv), "lse": rows, "dlse": rows, "sinks": (H,)}
-    shapes |= {"dq": (*rows, case.D), "dk": (B, Hkv, case.Lk, case.D), "dv": (B, Hkv, case.Lk, case.Dv)}
-    shapes |= {"dsinks": (H,), "dbias": case.bias_shape}
     for name, a in (*x.items(), *answer.items()):
-        if name in shapes and a.shape != shapes[name]:
+        shape = case.shape_of(name)
+        if name not in ("bias", "keep") and a.shape != shape:
             cure = "every layout has lse and dlse as (B, H, Lq)" if name in ("lse", "dlse") else "see layout"
-            raise ValueError(f"{name}.shape={a.shape} must be {shapes[name]}, with q.shape={x['q'].shape}; {cure}")
+            raise ValueError(f"{name}.shape={a.shape} must be {shape}, with q.shape={x['q'].shape}; {cure}")
         wanted = case.bias.dtype if name == "dbias" and case.bias else case.dtype
         if name in answer and name not in ("out", "lse") and a.dtype.name != wanted:
             raise ValueError(f"{name}.dtype={a.dtype} must be {wanted}, as what it belongs to; round it first")

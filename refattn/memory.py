@@ -7,7 +7,7 @@ it returns; dense is (B, heads, L, D) throughout, of sizes and lengths that the 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from .case import Cache, Case, Dense, Packed, Paged, Shared, Strided
 from .layouts import cu_seqlens, pack, pack_lse, page, unpack, unpack_lse, unpage
 
-__all__ = ["answer_shape", "dense_shape", "extra_names", "give", "give_answer", "take", "take_answer"]
+__all__ = ["answer_shape", "extra_names", "give", "give_answer", "take", "take_answer"]
 
 Array = np.ndarray[Any, Any]
 
@@ -53,7 +53,7 @@ def give(case: Case, dense: Mapping[str, Array]) -> dict[str, Array]:
     elif isinstance(storage, Shared):
         given["v"] = given["k"][..., : case.Dv]
     elif isinstance(storage, Packed):
-        q_lens, k_lens = _lengths(case)
+        q_lens, k_lens = case.lengths
         for name in (n for n in (*_ROWS_OF_QUERIES, *_ROWS_OF_KEYS) if n in dense):
             lens = k_lens if name in _ROWS_OF_KEYS else q_lens
             given[name] = pack(dense[name], lens, storage.gap, _fill(dense[name]))
@@ -63,14 +63,14 @@ def give(case: Case, dense: Mapping[str, Array]) -> dict[str, Array]:
         if storage.gap:
             given |= {"seqused_q": np.array(q_lens, np.int32), "seqused_k": np.array(k_lens, np.int32)}
     elif isinstance(storage, Paged):
-        k_lens = _lengths(case)[1]
+        k_lens = case.lengths[1]
         for name in "kv":
             given[name], given["block_table"] = page(
                 dense[name], k_lens, storage.page_size, seed=case.seed, spare=2, fill=_fill(dense[name])
             )
         given["seqused_k"] = np.array(k_lens, np.int32)
     else:
-        past = np.array(_lengths(case)[1], np.int32) - np.int32(case.Lq)
+        past = np.array(case.lengths[1], np.int32) - np.int32(case.Lq)
         given["cache_lens"] = past
         for name in "kv":
             cache = _emptied_cache(case, dense[name], _fill(dense[name]))
@@ -85,7 +85,7 @@ def give(case: Case, dense: Mapping[str, Array]) -> dict[str, Array]:
 def take(case: Case, given: Mapping[str, Array]) -> dict[str, Array]:
     """The dense arrays; what lies beyond a length is 0 where the storage has no place for it."""
     storage = case.storage
-    q_lens, k_lens = _lengths(case)
+    q_lens, k_lens = case.lengths
     dense = dict(given)
     if isinstance(storage, Packed):
         for name in (n for n in (*_ROWS_OF_QUERIES, *_ROWS_OF_KEYS) if n in given):
@@ -107,21 +107,10 @@ def take(case: Case, given: Mapping[str, Array]) -> dict[str, Array]:
     return dense
 
 
-def dense_shape(case: Case, name: str) -> tuple[int, ...]:
-    """The shape of an output in its dense form."""
-    rows, keys = (case.B, case.H, case.Lq), (case.B, case.Hkv, case.Lk)
-    shapes: dict[str, tuple[int, ...]] = {
-        "out": (*rows, case.Dv), "lse": rows, "dq": (*rows, case.D), "dk": (*keys, case.D), "dv": (*keys, case.Dv),
-        "k_cache": (*keys, case.D), "v_cache": (*keys, case.Dv), "dbias": case.bias_shape, "dsinks": (case.H,),
-        "dscale": (), "dsoftcap": (),
-    }  # fmt: skip
-    return shapes.get(name, (*rows, case.Lk))
-
-
 def answer_shape(case: Case, name: str, dense: tuple[int, ...]) -> tuple[int, ...]:
     """The shape in which an output of the shape `dense` is returned."""
     if isinstance(case.storage, Packed):
-        q_lens, k_lens = _lengths(case)
+        q_lens, k_lens = case.lengths
         tokens = int(cu_seqlens(k_lens if name in _ROWS_OF_KEYS else q_lens, case.storage.gap)[-1])
         if name in (*_ROWS_OF_QUERIES, *_ROWS_OF_KEYS):
             return (tokens, dense[1], dense[3])
@@ -137,9 +126,9 @@ def give_answer(case: Case, dense: Mapping[str, Array]) -> dict[str, Array]:
     answer = dict(dense)
     for name, x in dense.items():
         if isinstance(case.storage, Packed) and x.ndim == 4 and name != "dbias":
-            answer[name] = pack(x, _lengths(case)[name in _ROWS_OF_KEYS], case.storage.gap, 0.0)
+            answer[name] = pack(x, case.lengths[name in _ROWS_OF_KEYS], case.storage.gap, 0.0)
         elif isinstance(case.storage, Packed) and name == "lse":
-            answer[name] = pack_lse(x, _lengths(case)[0], case.storage.gap, 0.0)
+            answer[name] = pack_lse(x, case.lengths[0], case.storage.gap, 0.0)
         elif name.endswith("_cache"):
             answer[name] = _emptied_cache(case, x, 0.0)
             answer[name][:, : case.Lk] = x.swapaxes(1, 2)
@@ -149,7 +138,7 @@ def give_answer(case: Case, dense: Mapping[str, Array]) -> dict[str, Array]:
 def take_answer(case: Case, name: str, x: Array) -> Array:
     """An output of the shape `answer_shape` dense; beyond a length it is 0."""
     if isinstance(case.storage, Packed):
-        q_lens, k_lens = _lengths(case)
+        q_lens, k_lens = case.lengths
         if name in _ROWS_OF_KEYS:
             return unpack(x, k_lens, case.storage.gap, case.Lk)
         if name in _ROWS_OF_QUERIES:
@@ -157,10 +146,6 @@ def take_answer(case: Case, name: str, x: Array) -> Array:
         if name == "lse":
             return unpack_lse(x, q_lens, case.storage.gap, case.Lq)
     return x[:, : case.Lk].swapaxes(1, 2) if name.endswith("_cache") else x
-
-
-def _lengths(case: Case) -> tuple[Sequence[int], Sequence[int]]:
-    return case.q_lens or (case.Lq,) * case.B, case.k_lens or (case.Lk,) * case.B
 
 
 def _fill(x: Array) -> float:

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["as_json", "as_junit", "failure", "header", "print_failure", "print_summary", "suite_version", "totals"]
+__all__ = [
+    "as_fields", "as_finite", "as_json", "as_junit", "as_numbers", "as_ratio", "failure", "header", "print_failure",
+    "print_summary", "suite_version", "totals",
+]  # fmt: skip
 
 _INDENT = "     "
 _STALE = "is listed as an expected failure"
@@ -46,7 +49,7 @@ def suite_version() -> str:
 def header(report: Report) -> list[str]:
     """What was run: suite, implementation, what it declares, seed."""
     about = report.description
-    declared = _fields(about.conventions.declared())
+    declared = as_fields(about.conventions.declared())
     outputs = f"outputs {' '.join(n for n in NAMES if n in about.outputs)}; conventions {declared or 'the defaults'}"
     return [
         f"refattn {suite_version()}, seed {report.seed}, {report.selected} cases",
@@ -75,7 +78,7 @@ def failure(verdict: Verdict, spec: str | None, seed: int = 0) -> str:
     faults = [_out_of_bounds(o) for o in verdict.outputs if not o.passed] + list(verdict.reasons)
     lines = [f"FAIL {verdict.case.id}  {faults[0] if faults else ''}", *faults[1:], *verdict.notes]
     if verdict.loosened and verdict.contract is not None:
-        lines.append(f"contract loosened: {_fields(verdict.loosened)} ({verdict.contract.source})")
+        lines.append(f"contract loosened: {as_fields(verdict.loosened)} ({verdict.contract.source})")
     if spec is not None:
         lines.append(f"replay: {_replay(spec, verdict, seed)}")
     return "\n".join([lines[0], *(_indented(line) for line in lines[1:])])
@@ -86,16 +89,16 @@ def _indented(text: str) -> str:
 
 
 def _out_of_bounds(o: Output) -> str:
-    got, value, lo, hi = _numbers(o.got, o.value, o.lo, o.hi)
+    got, value, lo, hi = as_numbers(o.got, o.value, o.lo, o.hi)
     where = f"{o.name}[{', '.join(map(str, o.index))}]"
-    limits = f"limit 1; rigorous {_ratio(o.rigorous_ratio)}"
+    limits = f"limit 1; rigorous {as_ratio(o.rigorous_ratio)}"
     return (
         f"{where} = {got}, should be {value} in [{lo}, {hi}]   "
-        f"ratio {_ratio(o.ratio)} ({limits}), {o.failing:,} of {o.elements:,} elements"
+        f"ratio {as_ratio(o.ratio)} ({limits}), {o.failing:,} of {o.elements:,} elements"
     )
 
 
-def _numbers(*values: float) -> list[str]:
+def as_numbers(*values: float) -> list[str]:
     """The numbers with as few digits, 4 or more, as keep different ones apart."""
     for digits in range(4, 18):
         texts = [f"{x:.{digits}g}" for x in values]
@@ -104,11 +107,11 @@ def _numbers(*values: float) -> list[str]:
     return texts
 
 
-def _ratio(x: float) -> str:
+def as_ratio(x: float) -> str:
     return f"{x:,.1f}" if 100 <= x < 1e6 else f"{x:.4g}" if x != 1 + 2**-52 else "just over 1"
 
 
-def _fields(values: Mapping[str, Any]) -> str:
+def as_fields(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
@@ -130,12 +133,12 @@ def print_summary(console: Console, report: Report) -> None:
     for status, label in (("acceptable", "acceptable, as declared"), ("unsupported", "unsupported")):
         groups = _groups(
             [v for v in report.verdicts if v.status == status],
-            lambda v: _fields(v.conventions) or " ".join(v.reasons),
+            lambda v: as_fields(v.conventions) or " ".join(v.reasons),
         )
         for why, members in groups.items():
             console.print(f"{label}: {why}: {_some([v.case.id for v in members])}", soft_wrap=True)
     loosened = [v for v in report.verdicts if v.loosened and v.contract is not None]
-    for why, members in _groups(loosened, lambda v: f"{_fields(v.loosened)} ({v.contract.source})").items():  # type: ignore[union-attr]
+    for why, members in _groups(loosened, lambda v: f"{as_fields(v.loosened)} ({v.contract.source})").items():  # type: ignore[union-attr]
         console.print(f"loosened: {why}: {len(members)} cases", soft_wrap=True)
     if any(note.startswith("undeclared") for v in report.verdicts for note in v.notes):
         console.print("if a convention is meant, declare it: @implementation(conventions=Conventions(...))")
@@ -165,7 +168,7 @@ def totals(report: Report) -> str:
     good = [v for v in report.verdicts if v.status in ("passed", "acceptable")]
     if good:
         largest = max(good, key=lambda v: v.ratio)
-        line = f"largest ratio that passed: {_ratio(largest.ratio)} in {largest.case.id}\n{line}"
+        line = f"largest ratio that passed: {as_ratio(largest.ratio)} in {largest.case.id}\n{line}"
     return line
 
 
@@ -188,14 +191,14 @@ def _table(title: str, verdicts: list[Verdict], key: Callable[[Verdict], str]) -
         counts = [sum(v.status == status for v in members) for status in statuses]
         judged = [v.ratio for v in members if v.outputs]
         style = "red" if counts[-1] else ""
-        table.add_row(name, *map(str, counts), _ratio(max(judged)) if judged else "-", style=style)
+        table.add_row(name, *map(str, counts), as_ratio(max(judged)) if judged else "-", style=style)
     return table
 
 
 def as_json(report: Report) -> dict[str, Any]:
     """The whole report as a JSON object; numbers that are not finite are the strings nan, inf, -inf."""
     about = report.description
-    return _finite(
+    return as_finite(
         {
             "suite": suite_version(),
             "seed": report.seed,
@@ -231,11 +234,11 @@ def as_json(report: Report) -> dict[str, Any]:
     )
 
 
-def _finite(x: Any) -> Any:
+def as_finite(x: Any) -> Any:
     if isinstance(x, dict):
-        return {name: _finite(value) for name, value in x.items()}
+        return {name: as_finite(value) for name, value in x.items()}
     if isinstance(x, (list, tuple)):
-        return [_finite(value) for value in x]
+        return [as_finite(value) for value in x]
     return str(x) if isinstance(x, float) and not math.isfinite(x) else x
 
 
@@ -260,7 +263,7 @@ def as_junit(report: Report) -> str:
     for name, value in (
         ("suite", suite_version()),
         ("implementation", f"{about.name} {about.version}".strip()),
-        ("conventions", _fields(about.conventions.declared())),
+        ("conventions", as_fields(about.conventions.declared())),
         ("outputs", " ".join(sorted(about.outputs))),
         ("seed", str(report.seed)),
     ):

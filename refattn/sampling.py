@@ -84,7 +84,7 @@ def sample(
     case = problem.case
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"rows={n!r} must be an int >= 1; pass None for all rows")
-    lens = case.q_lens or (case.Lq,) * case.B
+    lens = case.lengths[0]
     near = {n for e in range(case.Lq.bit_length()) for n in (2**e - 1, 2**e)}
     near |= {0, case.Lq - 1} | {end for length in lens for end in (length - 1, length)}
     always = np.array(sorted(x for x in near if 0 <= x < case.Lq), dtype=np.int64)

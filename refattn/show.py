@@ -9,7 +9,7 @@ import numpy as np
 
 from .case import NAMES, BiasSpec, Case, Dense
 from .inputs import make
-from .memory import answer_shape, dense_shape
+from .memory import answer_shape
 from .precision import preset
 from .truth import dtype_of
 
@@ -52,7 +52,7 @@ def _handed(case: Case) -> list[str]:
         return []
     given = [f"{name} {tuple(x.shape)} {x.dtype.name}" for name, x in make(case).fresh().items()]
     contract = preset(case.dtype, case.out_dtype)
-    wanted = [f"{n} {answer_shape(case, n, dense_shape(case, n))} {dtype_of(n, case, contract)}" for n in NAMES
+    wanted = [f"{n} {answer_shape(case, n, case.shape_of(n))} {dtype_of(n, case, contract)}" for n in NAMES
               if n in case.want]  # fmt: skip
     return [*_column("handed", given), *_column("returns", wanted)]
 

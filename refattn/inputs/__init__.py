@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..case import Cache, Case, Packed, Paged, Shared
-from ..dropout import keep
+from ..dropout import keep_tile
 from ..dtypes import FORMATS, round_to
 from ..memory import give
 from .bias import BIAS, SINKS
@@ -52,14 +52,10 @@ class Problem:
         for name in ("q", "k", "v", *(name for name, on in needed.items() if on)):
             if name not in self.logical:
                 raise ValueError(f"{case.id}: logical has {', '.join(self.logical)}; the case needs {name} too")
-        queries, keys = (case.B, case.H, case.Lq), (case.B, case.Hkv, case.Lk)
-        shapes = {
-            "q": (*queries, case.D), "k": (*keys, case.D), "v": (*keys, case.Dv), "dout": (*queries, case.Dv),
-            "keep": (*queries, case.Lk), "dlse": queries, "sinks": (case.H,), "bias": case.bias_shape,
-        }  # fmt: skip
-        for name, x in self.logical.items():
-            if name in shapes and x.shape != shapes[name]:
-                raise ValueError(f"{case.id}: {name}.shape={x.shape} must be {shapes[name]}, as the case says")
+        for name in ("q", "k", "v", "bias", "sinks", "keep", "dout", "dlse"):
+            if name in self.logical and self.logical[name].shape != case.shape_of(name):
+                shape = self.logical[name].shape
+                raise ValueError(f"{case.id}: {name}.shape={shape} must be {case.shape_of(name)}, as the case says")
 
     def fresh(self) -> dict[str, Array]:
         """New writeable arrays, in the memory that the case's storage describes."""
@@ -85,8 +81,8 @@ def make(case: Case) -> Problem:
         drawn["dout"] = rng.standard_normal((case.B, case.H, case.Lq, case.Dv)), case.out_dtype
         if "lse" in case.want:
             dtype = "float64" if case.dtype == "float64" else "float32"
-            lens = np.array([case.Lq] * case.B if case.q_lens is None else case.q_lens)
-            exists = np.arange(case.Lq) < lens[:, None, None]  # else dsinks would hear of rows that are not there
+            # no gradient at rows that are not there: dsinks would hear of it
+            exists = np.arange(case.Lq) < np.array(case.lengths[0])[:, None, None]
             drawn["dlse"] = np.where(exists, rng.standard_normal((case.B, case.H, case.Lq)), 0.0), dtype
     logical = {}
     for name, (x, dtype) in drawn.items():
@@ -104,8 +100,7 @@ def make(case: Case) -> Problem:
     if isinstance(case.storage, Shared):
         logical["v"] = logical["k"][..., : case.Dv].copy()
     if case.dropout is not None:
-        b, h, i, j = np.ogrid[: case.B, : case.H, : case.Lq, : case.Lk]
-        logical["keep"] = keep(case.seed, 0, b, h, i, j, case.dropout)
+        logical["keep"] = keep_tile(case.seed, 0, case.dropout, (case.B, case.H, case.Lq, case.Lk))
     stored = {**rotated(case, logical), **quantised(case, logical)}
     for x in (*logical.values(), *stored.values()):
         x.setflags(write=False)
@@ -114,7 +109,7 @@ def make(case: Case) -> Problem:
 
 def _forget(case: Case, logical: Mapping[str, Array]) -> None:
     """0, in place, in rows that have no memory at all in this storage: what lies in their stead is no input."""
-    q_lens, k_lens = case.q_lens or (case.Lq,) * case.B, case.k_lens or (case.Lk,) * case.B
+    q_lens, k_lens = case.lengths
     names = {"k": k_lens, "v": k_lens} | ({"q": q_lens, "dout": q_lens} if isinstance(case.storage, Packed) else {})
     for name, lens in names.items():
         for b, n in enumerate(lens):

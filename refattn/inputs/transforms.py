@@ -13,17 +13,16 @@ from ..case import Cache, Case
 from ..quantise import dequantise, quantise
 from ..rotary import rotate, tables
 
-__all__ = ["positions", "quantised", "rotated", "tables_of"]
+__all__ = ["cached", "query_positions", "quantised", "rotated", "tables_of"]
 
 Array = np.ndarray[Any, Any]
 
 
-def positions(case: Case) -> tuple[Array, Array]:
-    """Of the queries (B, Lq), i + lk - lq, and of the keys (Lk,); those of queries that do not exist are 0."""
-    lq = np.array(case.q_lens or (case.Lq,) * case.B, dtype=np.int64)[:, None]
-    lk = np.array(case.k_lens or (case.Lk,) * case.B, dtype=np.int64)[:, None]
-    i = np.arange(case.Lq)[None]
-    return np.where(i < lq, i + lk - lq, 0), np.arange(case.Lk)
+def query_positions(case: Case) -> Array:
+    """i + lk - lq, (B, 1, Lq); those of queries that do not exist are 0."""
+    lq, lk = (np.array(lens, dtype=np.int64)[:, None, None] for lens in case.lengths)
+    i = np.arange(case.Lq)
+    return np.where(i < lq, i + lk - lq, 0)
 
 
 def rotated(case: Case, logical: dict[str, Array]) -> dict[str, Array]:
@@ -33,16 +32,15 @@ def rotated(case: Case, logical: dict[str, Array]) -> dict[str, Array]:
     """
     if case.rotary is None:
         return {}
-    q_at, _ = positions(case)
     cos, sin = (x.astype(np.float32) for x in tables_of(case))
     stored = {"q": logical["q"], "k": logical["k"], "cos": cos, "sin": sin}
     if not case.Lk:
         return stored  # and no query has a position
     exact = {name: x.astype(np.float64) for name, x in stored.items()}
-    at = q_at[:, None]  # (B, 1, Lq)
+    at = query_positions(case)
     logical["q"] = rotate(exact["q"], exact["cos"][at], exact["sin"][at], case.rotary.interleaved)
     turned = rotate(exact["k"], exact["cos"], exact["sin"], case.rotary.interleaved)
-    logical["k"] = np.where(_cached(case)[:, None, :, None], exact["k"], turned)
+    logical["k"] = np.where(cached(case), exact["k"], turned)
     return stored
 
 
@@ -54,12 +52,10 @@ def tables_of(case: Case) -> tuple[Array, Array]:
     return cos.astype(np.float32).astype(np.float64), sin.astype(np.float32).astype(np.float64)
 
 
-def _cached(case: Case) -> Array:
-    """(B, Lk): whether a key lies in a cache already."""
-    if not isinstance(case.storage, Cache):
-        return np.zeros((case.B, case.Lk), dtype=bool)
-    lk = np.array(case.k_lens or (case.Lk,) * case.B)[:, None]
-    return np.asarray(np.arange(case.Lk)[None] < lk - case.Lq)
+def cached(case: Case) -> Array:
+    """(B, 1, Lk, 1): whether a key lies in a cache already."""
+    lk = np.array(case.lengths[1], dtype=np.int64)[:, None, None, None]
+    return (np.arange(case.Lk)[:, None] < lk - case.Lq) & isinstance(case.storage, Cache)
 
 
 def quantised(case: Case, logical: dict[str, Array]) -> dict[str, Array]:

@@ -21,7 +21,7 @@ from ..case import Case
 from ..dtypes import round_to
 from ..inputs import Problem, make
 from ..judge import Output, failed_call
-from ..memory import answer_shape, dense_shape, take_answer
+from ..memory import answer_shape, take_answer
 from ..precision import Conventions, Precision
 from ..truth import Expected, quick_truth, truth
 from ..worker import Worker
@@ -158,7 +158,7 @@ class Bench:
         for name, e in expected.items():
             if name not in answer.outputs or (self.rows is not None and name not in OF_ROWS):
                 continue
-            x, shape = answer.outputs[name], answer_shape(case, name, dense_shape(case, name))
+            x, shape = answer.outputs[name], answer_shape(case, name, case.shape_of(name))
             if x.shape != shape:
                 raise Broken(f"{case.id}: {name}.shape={x.shape} should be {shape}")
             if x.dtype.name != e.dtype and (name, x.dtype.name) != ("lse", "float64"):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..case import Case
 from ..streaming import Rules, Schedule, Streaming
 
-__all__ = ["MUTANTS", "TILES", "Mutant", "always", "hides", "lengths", "mutant", "unequal_lengths", "wants"]
+__all__ = ["MUTANTS", "TILES", "Mutant", "always", "hides", "mutant", "unequal_lengths", "wants"]
 
 TILES = Schedule(tile_q=64, tile_k=64)
 """small tiles, so that rows of some hundred keys take several"""
@@ -53,13 +53,8 @@ def wants(*names: str) -> Callable[[Case], bool]:
     return lambda case: not case.want.isdisjoint(names)
 
 
-def lengths(case: Case) -> tuple[Sequence[int], Sequence[int]]:
-    """Of queries and keys, for each batch entry."""
-    return case.q_lens or (case.Lq,) * case.B, case.k_lens or (case.Lk,) * case.B
-
-
 def unequal_lengths(case: Case) -> bool:
-    return any(lq != lk for lq, lk in zip(*lengths(case), strict=True))
+    return any(lq != lk for lq, lk in zip(*case.lengths, strict=True))
 
 
 def hides(case: Case) -> bool:

@@ -10,9 +10,19 @@ from typing import Any
 import numpy as np
 
 from ..case import Case
-from ..masks import Causal, Chunked, Dilated, Gathered, GlobalTokens, Mask, Tree, Visibility, Window
+from ..masks import (
+    Causal,
+    Chunked,
+    Dilated,
+    Gathered,
+    GlobalTokens,
+    Mask,
+    Tree,
+    Visibility,
+    Window,
+)
 from ..streaming import Rules
-from .catalogue import lengths, mutant, unequal_lengths
+from .catalogue import mutant, unequal_lengths
 
 __all__ = ["rewritten"]
 
@@ -75,7 +85,7 @@ class Unshifted(Mask):
 
 
 def _shifted(case: Case) -> bool:
-    return any(lk - lq != case.Lk - case.Lq for lq, lk in zip(*lengths(case), strict=True))
+    return any(lk - lq != case.Lk - case.Lq for lq, lk in zip(*case.lengths, strict=True))
 
 
 @mutant(

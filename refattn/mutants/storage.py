@@ -10,7 +10,7 @@ import numpy as np
 
 from ..case import Case, Packed, Paged, Shared, Strided
 from ..streaming import Rules
-from .catalogue import lengths, mutant, wants
+from .catalogue import mutant, wants
 
 __all__: list[str] = []
 
@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 def _starts(case: Case) -> bool:
     """Whether an entry's keys start elsewhere than its queries."""
-    q_lens, k_lens = lengths(case)
+    q_lens, k_lens = case.lengths
     return any(sum(q_lens[:b]) != sum(k_lens[:b]) for b in range(case.B))
 
 
@@ -37,7 +37,7 @@ class keys_from_cu_seqlens_q(Rules):
 
 
 def _partly_filled(case: Case) -> bool:
-    return isinstance(case.storage, Paged) and any(n % case.storage.page_size and n < case.Lk for n in lengths(case)[1])
+    return isinstance(case.storage, Paged) and any(n % case.storage.page_size and n < case.Lk for n in case.lengths[1])
 
 
 @mutant("paged", "pytorch#160861 vllm#47305 hw-native-sys/simpler#72", _partly_filled, "page_table_end")

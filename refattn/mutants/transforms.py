@@ -12,7 +12,7 @@ from ..case import Cache, Case
 from ..quantise import BLOCK, Kind
 from ..rotary import Rotary
 from ..streaming import Rules
-from .catalogue import lengths, mutant, unequal_lengths, wants
+from .catalogue import mutant, unequal_lengths, wants
 
 __all__: list[str] = []
 
@@ -196,7 +196,7 @@ class cache_slot_late(Rules):
     def take(self, case: Case, given: Any) -> dict[str, Array]:
         dense = super().take(case, given)
         for name in "kv" if isinstance(case.storage, Cache) else "":
-            for b, n in enumerate(lengths(case)[1]):
+            for b, n in enumerate(case.lengths[1]):
                 past = n - case.Lq
                 dense[name][b, :, past] = given[f"{name}_cache"][b, past]
                 dense[name][b, :, past + 1 : n] = given[name][b][:, : case.Lq - 1]

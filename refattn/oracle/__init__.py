@@ -6,9 +6,22 @@ others build on it: `second` (gradients of gradients), `modules` (projections), 
 """
 
 from .arguments import scale_of
-from .attention import Attention, Gradients, Scores, attention, attention_grad, attention_scores
+from .attention import (
+    Attention,
+    Gradients,
+    Scores,
+    attention,
+    attention_grad,
+    attention_scores,
+)
 from .latent import LatentGradients, latent_attention, latent_attention_grad
-from .modules import MultiHeadGradients, multi_head_attention, multi_head_attention_grad, split_qkv, stack_qkv
+from .modules import (
+    MultiHeadGradients,
+    multi_head_attention,
+    multi_head_attention_grad,
+    split_qkv,
+    stack_qkv,
+)
 from .parallel import (
     MergeGradients,
     RingGradients,

@@ -27,7 +27,10 @@ import numpy as np
 from ..dtypes import exact64
 from .arguments import Inputs, broadcast, shaped
 
-__all__ = ["Attention", "Gradients", "Scores", "attention", "attention_grad", "attention_scores"]
+__all__ = [
+    "Attention", "Gradients", "Scores",
+    "attention", "attention_grad", "attention_scores", "select_matmul", "sum_to_shape",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 
@@ -99,7 +102,7 @@ def attention(
         score_mod=score_mod, dropout=dropout, keep=keep,
     )  # fmt: skip
     w = _weigh(x)
-    return Attention(_select_matmul(w.kept, x.v, x.visible), w.lse)
+    return Attention(select_matmul(w.kept, x.v, x.visible), w.lse)
 
 
 def attention_scores(
@@ -151,7 +154,7 @@ def attention_grad(
         score_mod=score_mod, dropout=dropout, keep=keep, backward=True,
     )  # fmt: skip
     w = _weigh(x)
-    out = _select_matmul(w.kept, x.v, x.visible)
+    out = select_matmul(w.kept, x.v, x.visible)
     dout = shaped(dout, "dout", out.shape)
     dlse = np.zeros_like(w.lse) if dlse is None else shaped(dlse, "dlse", w.lse.shape)
 
@@ -172,11 +175,11 @@ def attention_grad(
             share = np.tanh(z) - np.where(bend == 0, 0.0, z * bend)
             dsoftcap = np.where(x.visible, dc * share, 0.0).sum()
         dscale = np.where(x.visible, ds * w.products, 0.0).sum()
-    dq = x.scale * _select_matmul(ds, x.k, x.visible)
-    dk = x.scale * _select_matmul(ds.swapaxes(-1, -2), x.q, x.visible.swapaxes(-1, -2))
-    dv = _select_matmul(w.kept.swapaxes(-1, -2), dout, x.visible.swapaxes(-1, -2))
+    dq = x.scale * select_matmul(ds, x.k, x.visible)
+    dk = x.scale * select_matmul(ds.swapaxes(-1, -2), x.q, x.visible.swapaxes(-1, -2))
+    dv = select_matmul(w.kept.swapaxes(-1, -2), dout, x.visible.swapaxes(-1, -2))
 
-    dbias = None if x.bias_shape is None else _sum_to_shape(dt, x.bias_shape)
+    dbias = None if x.bias_shape is None else sum_to_shape(dt, x.bias_shape)
     dsinks = None
     if w.share is not None:
         with np.errstate(invalid="ignore"):
@@ -233,7 +236,7 @@ def _of_mod(function: Any, s: Array, x: Inputs) -> Array:
     return broadcast(exact64(function(s, *x.place), "score_mod"), "score_mod", s.shape)
 
 
-def _select_matmul(w: Array, x: Array, visible: Array) -> Array:
+def select_matmul(w: Array, x: Array, visible: Array) -> Array:
     """w @ x, where the x of a pair that is not visible takes no part: there 0 * NaN is 0.
 
     w (..., M, N), 0 where not visible; x (..., N, D).
@@ -250,7 +253,7 @@ def _select_matmul(w: Array, x: Array, visible: Array) -> Array:
     return y
 
 
-def _sum_to_shape(x: Array, shape: tuple[int, ...]) -> Array:
+def sum_to_shape(x: Array, shape: tuple[int, ...]) -> Array:
     """Sum over the dimensions that an array of `shape` was broadcast over."""
     x = x.sum(axis=tuple(range(x.ndim - len(shape))))
     stretched = tuple(axis for axis, n in enumerate(shape) if n == 1)

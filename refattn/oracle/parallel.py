@@ -28,7 +28,14 @@ import numpy as np
 from ..dtypes import exact64
 from ..visibility import check_int
 from .arguments import Inputs, shaped
-from .attention import Attention, Scores, _select_matmul, _sum_to_shape, attention, attention_scores
+from .attention import (
+    Attention,
+    Scores,
+    attention,
+    attention_scores,
+    select_matmul,
+    sum_to_shape,
+)
 
 __all__ = [
     "MergeGradients",
@@ -230,11 +237,11 @@ def ring_attention_grad(
                 here = np.where(visible, p * (dp + incoming[:, :, rows, None]), 0.0)
                 slope = 1.0 if x.softcap is None else np.cosh(w.scores / x.softcap) ** -2.0
                 ds = x.scale * np.where(visible, here * slope, 0.0)
-            dq[:, :, rows] += _select_matmul(ds, x.k[:, :, columns], visible)
-            dk[:, :, columns] += _select_matmul(ds.swapaxes(-1, -2), x.q[:, :, rows], transposed)
-            dv[:, :, columns] += _select_matmul(p.swapaxes(-1, -2), dout[:, :, rows], transposed)
+            dq[:, :, rows] += select_matmul(ds, x.k[:, :, columns], visible)
+            dk[:, :, columns] += select_matmul(ds.swapaxes(-1, -2), x.q[:, :, rows], transposed)
+            dv[:, :, columns] += select_matmul(p.swapaxes(-1, -2), dout[:, :, rows], transposed)
             dt[:, :, rows[:, None], columns] = here
-    dbias = None if x.bias_shape is None else _sum_to_shape(dt, x.bias_shape)
+    dbias = None if x.bias_shape is None else sum_to_shape(dt, x.bias_shape)
     dsinks = None
     if x.sinks is not None:
         with np.errstate(invalid="ignore", over="ignore"):

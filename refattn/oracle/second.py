@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .arguments import Inputs, shaped
-from .attention import _select_matmul, attention_scores
+from .attention import attention_scores, select_matmul
 
 __all__ = ["SecondGradients", "attention_grad_grad"]
 
@@ -72,7 +72,7 @@ def attention_grad_grad(
     )  # fmt: skip
     w = attention_scores(q, k, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
     p, columns = w.weights, x.visible.swapaxes(-1, -2)
-    out = _select_matmul(p, x.v, x.visible)
+    out = select_matmul(p, x.v, x.visible)
     dout = shaped(dout, "dout", out.shape)
     q1 = _direction(ddq, "ddq", x.q.shape)
     B, H, Lk, D = x.k.shape
@@ -92,7 +92,7 @@ def attention_grad_grad(
             slope1 = -2 * np.tanh(z) * slope * s1 / x.softcap
         t1 = seen(slope * s1)
         p1 = seen(p * (t1 - (p * t1).sum(-1, keepdims=True)))
-        out1 = _select_matmul(p1, x.v, x.visible) + _select_matmul(p, v1, x.visible)
+        out1 = select_matmul(p1, x.v, x.visible) + select_matmul(p, v1, x.visible)
         above = dout @ x.v.swapaxes(-1, -2) - (dout * out).sum(-1, keepdims=True)
         above1 = dout @ v1.swapaxes(-1, -2) - (dout * out1).sum(-1, keepdims=True)
         dt = seen(p * above)
@@ -100,9 +100,9 @@ def attention_grad_grad(
         ds, ds1 = seen(slope * dt), seen(slope1 * dt + slope * dt1)
 
     dsT, ds1T = ds.swapaxes(-1, -2), ds1.swapaxes(-1, -2)
-    dq1 = x.scale * (_select_matmul(ds1, x.k, x.visible) + _select_matmul(ds, k1, x.visible))
-    dk1 = x.scale * (_select_matmul(ds1T, x.q, columns) + _select_matmul(dsT, q1, columns))
-    dv1 = _select_matmul(p1.swapaxes(-1, -2), dout, columns)
+    dq1 = x.scale * (select_matmul(ds1, x.k, x.visible) + select_matmul(ds, k1, x.visible))
+    dk1 = x.scale * (select_matmul(ds1T, x.q, columns) + select_matmul(dsT, q1, columns))
+    dv1 = select_matmul(p1.swapaxes(-1, -2), dout, columns)
     return SecondGradients(dq1, x.sum_over_group(dk1), x.sum_over_group(dv1), out1)
 
 

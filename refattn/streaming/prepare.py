@@ -53,6 +53,5 @@ def _past(case: Case) -> Array:
 
 def _lengths(case: Case) -> tuple[Array, Array]:
     """Those of queries and keys, (B, 1)."""
-    lens = (case.q_lens or (case.Lq,) * case.B, case.k_lens or (case.Lk,) * case.B)
-    q, k = (np.array(of, dtype=np.int64) for of in lens)
+    q, k = (np.array(lens, dtype=np.int64) for lens in case.lengths)
     return q[:, None], k[:, None]

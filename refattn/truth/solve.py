@@ -11,7 +11,7 @@ from .. import oracle, streaming
 from ..case import CACHES, MATRICES, OUTPUTS
 from ..dtypes import FORMATS
 from ..inputs import Problem
-from ..inputs.transforms import positions, tables_of
+from ..inputs.transforms import query_positions, tables_of
 from ..nonfinite import Nonfinite
 from ..precision import Conventions, Precision
 from ..rotary import unrotate
@@ -153,7 +153,7 @@ class Truth:
         if case.rotary is None:
             return
         cos, sin = tables_of(case)
-        at = positions(case)[0][:, None]
+        at = query_positions(case)
         kept = FORMATS[contract.rotated] if contract.rotated else None
         u = 3.01 * FORMATS[contract.accumulate].u + (1.01 * kept.u if kept else 0.0)
         eta = FORMATS[contract.accumulate].smallest_normal + (kept.eta if kept else 0.0)

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from .. import oracle
-from ..case import Cache, Case
+from ..case import Case
 from ..dtypes import FORMATS
 from ..inputs import Problem
+from ..inputs.transforms import cached
 from ..precision import Precision
 from ..rotary import Rotary
 from ..score_mods import SCORE_MODS
@@ -117,9 +118,7 @@ def _slack(case: Case, clean: dict[str, Array], precision: Precision) -> dict[st
             slack[name] = (3.01 * u + (1.01 * kept.u if kept else 0.0)) * norm + np.where(
                 norm > 0, eta + (kept.eta if kept else 0.0), 0.0
             )
-        if isinstance(case.storage, Cache):  # keys of the past are there as they are
-            lk = np.array(case.k_lens or (case.Lk,) * case.B)[:, None, None, None]
-            slack["k"] = np.where(np.arange(case.Lk)[:, None] < lk - case.Lq, 0.0, slack["k"])
+        slack["k"] = np.where(cached(case), 0.0, slack["k"])  # keys of the past are there as they are
     if case.quant is not None:
         kept = FORMATS[precision.dequantised] if precision.dequantised else None
         for name in ("k", "v") if case.quant.of == "kv" else ("q", "k", "v"):
