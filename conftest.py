@@ -1,6 +1,9 @@
-"""Settings that all tests share: drawn examples are the same in every run."""
+"""Settings that all tests share: drawn examples are the same in every run, and GPU kernels run in the executor."""
 
 import contextlib
+import os
+
+os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")  # before anything imports numba; nothing else in it looks at this
 
 with contextlib.suppress(ImportError):  # only the property tests need it
     from hypothesis import settings

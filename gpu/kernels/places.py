@@ -1,0 +1,72 @@
+"""Which rows a block has, and which keys they see: the geometry of tiles, bands and lengths."""
+
+from __future__ import annotations
+
+from numpy import int32, int64
+
+from gpu import ptx
+from gpu.target import device
+
+from .arguments import Bias
+
+__all__ = ["begin_key", "bias_of_head", "end_key", "extent", "place_of", "whole"]
+
+
+@device
+def extent(b, shape, lengths):  # type: ignore[no-untyped-def]
+    """(first token of q, of k, lq, lk) of a batch entry."""
+    start_q, start_k, Lq, Lk = int64(0), int64(0), shape.Lq, shape.Lk
+    if lengths.start_q != 0:
+        begin = ptx.load_global_b32(lengths.start_q + int64(b) * 4)
+        start_q, Lq = int64(begin), ptx.load_global_b32(lengths.start_q + int64(b) * 4 + 4) - begin
+    if lengths.start_k != 0:
+        begin = ptx.load_global_b32(lengths.start_k + int64(b) * 4)
+        start_k, Lk = int64(begin), ptx.load_global_b32(lengths.start_k + int64(b) * 4 + 4) - begin
+    if lengths.used_q != 0:
+        Lq = ptx.load_global_b32(lengths.used_q + int64(b) * 4)
+    if lengths.used_k != 0:
+        Lk = ptx.load_global_b32(lengths.used_k + int64(b) * 4)
+    return start_q, start_k, Lq, Lk
+
+
+@device
+def place_of(block, rows, shape, lengths):  # type: ignore[no-untyped-def]
+    """(batch entry, head, first row, first token of q, of k, lq, lk) of a block; the last rows of a head come first.
+
+    Under a causal mask the last rows have the most keys: the device begins with the long blocks.
+    """
+    tiles = (shape.Lq + rows - int32(1)) // rows
+    head = block // tiles
+    row = (tiles - int32(1) - (block - head * tiles)) * rows
+    b = head // shape.H
+    start_q, start_k, Lq, Lk = extent(b, shape, lengths)
+    return b, head - b * shape.H, row, start_q, start_k, Lq, Lk
+
+
+@device
+def begin_key(row, offset, band):  # type: ignore[no-untyped-def]
+    """The first key that rows from `row` on see, or a smaller number."""
+    return max(row + offset - band.left, int32(0))
+
+
+@device
+def end_key(row, rows, offset, band, Lq, Lk):  # type: ignore[no-untyped-def]
+    """One more than the last key that the rows see; at most Lk; small or negative where there is none."""
+    last = min(row + rows, Lq) - int32(1)
+    return min(last + offset + band.right + int32(1), Lk) if row < Lq else int32(0)
+
+
+@device
+def whole(key, keys, row, rows, offset, band, Lk):  # type: ignore[no-untyped-def]
+    """Whether all of the rows see all of the keys, so that nothing has to be compared."""
+    return (
+        key + keys <= Lk
+        and key + keys - int32(1) <= row + offset + band.right
+        and key >= row + rows - int32(1) + offset - band.left
+    )
+
+
+@device
+def bias_of_head(bias, b, h):  # type: ignore[no-untyped-def]
+    """The bias, its address moved to a batch entry and head."""
+    return Bias(bias.ptr + int64(b) * bias.batch + int64(h) * bias.head, bias.batch, bias.head, bias.row, bias.column)

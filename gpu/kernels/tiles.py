@@ -1,0 +1,173 @@
+"""Tiles of 16-bit rows in shared memory: how they come, and how products of them are had on tensor cores.
+
+A row of D elements takes 2 D + 16 bytes, so that the eight rows that one ldmatrix reads lie in different banks.
+Functions are of one lane, `lane` is its number in the warp.  Fragments are local arrays (layout: `gpu.ptx.tensor`)
+and are indexed by loops of constant length, which the compiler unrolls, so that they stay in registers:
+
+    A (16 T x K)  a[(t * K / 16 + k) * 4 + e]      16-bit pairs, int32
+    C (16 T x N)  c[(t * N / 8 + n) * 4 + e]       float32
+
+for T stripes of 16 rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numba import cuda
+from numpy import int32, int64
+
+from gpu import ptx
+from gpu.target import device
+
+__all__ = ["Tile", "packing", "row_bytes", "tile_of"]
+
+
+def row_bytes(D: int) -> int:
+    """Bytes from one row of a tile to the next."""
+    return 2 * D + 16
+
+
+class Tile(NamedTuple):
+    """Device functions for a tile of `rows` x `D`, whose `shared` is its address."""
+
+    load: Any
+    """load(shared, first, stride, row, limit, used, thread): begins the copy of rows row, row + 1, ... of the
+    operand at address `first`; rows from `limit` on and columns from `used` on become 0."""
+    fragments: Any
+    """fragments(a, shared, lane): a = A fragments of 16 T rows, from the row at `shared` on."""
+    times_transposed: Any
+    """times_transposed(c, a, shared, lane): c (16 T x rows) += a (16 T x D) · tile transposed."""
+    stripes_transposed: Any
+    """stripes_transposed(c, stripes, shared, lane): the same, a read from the 16 T rows at `stripes`."""
+    times: Any
+    """times(c, a, shared, lane): c (16 T x D) += a (16 T x rows) · tile."""
+    save: Any
+    """save(c, shared, lane): the C fragments (16 T x D), rounded, into the rows at `shared`."""
+    store: Any
+    """store(shared, first, stride, row, limit, used, lane): 16 T rows from shared to global memory, by one warp."""
+
+
+def tile_of(D: int, rows: int, stripes: int, threads: int, dtype: str, vector: bool) -> Tile:
+    """The functions for a tile of `rows` x `D`, loaded by `threads` threads, and operands of `stripes` times 16 rows.
+
+    `vector`: global rows are 16-byte aligned and copied 16 bytes at a time; otherwise element by element.
+    """
+    ROW, CHUNKS, STEPS, BLOCKS = row_bytes(D), D // 8, D // 16, rows // 16
+    STEP16, STEP_A = 16 * ROW, 4 * stripes
+    LOADS, STORES = (rows * CHUNKS + threads - 1) // threads, 16 * stripes * CHUNKS // 32
+    EVEN = rows * CHUNKS % threads == 0
+    mma = ptx.mma_bf16 if dtype == "bfloat16" else ptx.mma_f16
+    pack = ptx.pack_bf16 if dtype == "bfloat16" else ptx.pack_f16
+
+    @device
+    def multiply(c, i, a0, a1, a2, a3, b):  # type: ignore[no-untyped-def]
+        """c[i : i + 8], two neighbouring blocks of 16 x 8, += A · B."""
+        d = mma(a0, a1, a2, a3, b[0], b[1], c[i], c[i + 1], c[i + 2], c[i + 3])
+        c[i], c[i + 1], c[i + 2], c[i + 3] = d[0], d[1], d[2], d[3]
+        d = mma(a0, a1, a2, a3, b[2], b[3], c[i + 4], c[i + 5], c[i + 6], c[i + 7])
+        c[i + 4], c[i + 5], c[i + 6], c[i + 7] = d[0], d[1], d[2], d[3]
+
+    @device
+    def load(shared, first, stride, row, limit, used, thread):  # type: ignore[no-untyped-def]
+        for i in range(LOADS):
+            c = thread + int32(i * threads)
+            r = c // int32(CHUNKS)
+            chunk = c - r * int32(CHUNKS)
+            if EVEN or r < rows:
+                exists = row + r < limit and chunk * 8 < used
+                source = first + int64(row + r) * stride + int64(chunk * 16) if exists else first
+                to = shared + r * int32(ROW) + chunk * int32(16)
+                if vector:
+                    ptx.copy_async(to, source, int32(16) if exists else int32(0))
+                else:
+                    for e in range(8):
+                        x = int32(0)
+                        if exists and chunk * 8 + e < used:
+                            x = ptx.load_global_b16(source + e * 2)
+                        ptx.store_shared_b16(to + e * 2, x)
+
+    @device
+    def fragments(a, shared, lane):  # type: ignore[no-untyped-def]
+        own = shared + (lane & 15) * ROW + (lane >> 4) * 16
+        for t in range(stripes):
+            for k in range(STEPS):
+                x = ptx.ldmatrix_x4(own + t * STEP16 + k * 32)
+                for e in range(4):
+                    a[(t * STEPS + k) * 4 + e] = x[e]
+
+    @device
+    def times_transposed(c, a, shared, lane):  # type: ignore[no-untyped-def]
+        own = shared + ((lane & 7) + (lane >> 4) * 8) * ROW + (lane >> 3 & 1) * 16
+        for k in range(STEPS):
+            for n in range(BLOCKS):
+                b = ptx.ldmatrix_x4(own + n * STEP16 + k * 32)
+                for t in range(stripes):
+                    i = (t * STEPS + k) * 4
+                    multiply(c, (t * BLOCKS + n) * 8, a[i], a[i + 1], a[i + 2], a[i + 3], b)
+
+    @device
+    def stripes_transposed(c, stripes_, shared, lane):  # type: ignore[no-untyped-def]
+        left = stripes_ + (lane & 15) * ROW + (lane >> 4) * 16
+        own = shared + ((lane & 7) + (lane >> 4) * 8) * ROW + (lane >> 3 & 1) * 16
+        a = cuda.local.array(STEP_A, int32)
+        for k in range(STEPS):
+            for t in range(stripes):
+                x = ptx.ldmatrix_x4(left + t * STEP16 + k * 32)
+                for e in range(4):
+                    a[t * 4 + e] = x[e]
+            for n in range(BLOCKS):
+                b = ptx.ldmatrix_x4(own + n * STEP16 + k * 32)
+                for t in range(stripes):
+                    i = t * 4
+                    multiply(c, (t * BLOCKS + n) * 8, a[i], a[i + 1], a[i + 2], a[i + 3], b)
+
+    @device
+    def times(c, a, shared, lane):  # type: ignore[no-untyped-def]
+        own = shared + ((lane & 7) + (lane >> 3 & 1) * 8) * ROW + (lane >> 4) * 16
+        for k in range(BLOCKS):
+            for n in range(STEPS):
+                b = ptx.ldmatrix_x4_trans(own + k * STEP16 + n * 32)
+                for t in range(stripes):
+                    i = (t * BLOCKS + k) * 4
+                    multiply(c, (t * STEPS + n) * 8, a[i], a[i + 1], a[i + 2], a[i + 3], b)
+
+    @device
+    def save(c, shared, lane):  # type: ignore[no-untyped-def]
+        own = shared + (lane >> 2) * ROW + (lane & 3) * 4
+        for t in range(stripes):
+            for n in range(2 * STEPS):
+                i = (t * 2 * STEPS + n) * 4
+                ptx.store_shared_b32(own + t * STEP16 + n * 16, pack(c[i], c[i + 1]))
+                ptx.store_shared_b32(own + t * STEP16 + 8 * ROW + n * 16, pack(c[i + 2], c[i + 3]))
+
+    @device
+    def store(shared, first, stride, row, limit, used, lane):  # type: ignore[no-untyped-def]
+        for i in range(STORES):
+            c = lane + int32(i * 32)
+            r = c // int32(CHUNKS)
+            chunk = c - r * int32(CHUNKS)
+            if row + r < limit and chunk * 8 < used:
+                to = first + int64(row + r) * stride + int64(chunk * 16)
+                x = ptx.load_shared_b32x4(shared + r * int32(ROW) + chunk * int32(16))
+                if vector:
+                    ptx.store_global_b32x4(to, x[0], x[1], x[2], x[3])
+                else:
+                    for e in range(8):
+                        if chunk * 8 + e < used:
+                            ptx.store_global_b16(to + e * 2, x[e >> 1] >> (e & 1) * 16)
+
+    return Tile(load, fragments, times_transposed, stripes_transposed, times, save, store)
+
+
+def packing(size: int, dtype: str) -> Any:
+    """pack(a, c): `size` floats of C fragments (16 T x N), rounded in pairs, as the A fragments of the next product."""
+    pairs = size // 2
+    pack_two = ptx.pack_bf16 if dtype == "bfloat16" else ptx.pack_f16
+
+    @device
+    def pack(a, c):  # type: ignore[no-untyped-def]
+        for i in range(pairs):
+            a[i] = pack_two(c[2 * i], c[2 * i + 1])
+
+    return pack
