@@ -11,6 +11,10 @@ from numba.cuda.core import config
 __all__ = ["SIMULATED", "device", "kernel"]
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
+if SIMULATED:
+    from gpu import simt
+
+    simt.install()  # before kernels are defined: device functions are then called as they are
 
 
 def kernel(threads: int, blocks: int = 1) -> Callable[[Callable[..., Any]], Any]:

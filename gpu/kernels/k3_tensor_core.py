@@ -50,7 +50,7 @@ def forward(spec: Spec) -> Any:
     OWN_Q, OWN_OUT = OWN_ROWS * row_bytes(spec.D), OWN_ROWS * row_bytes(spec.Dv)
     S_SIZE, P_SIZE, O_SIZE, M_SIZE = STRIPES * KEYS // 2, STRIPES * KEYS // 4, STRIPES * spec.Dv // 2, 2 * STRIPES
     A_SIZE = STRIPES * spec.D // 4 if spec.q_in_registers else 1
-    resident, modified = spec.q_in_registers, spec.modified
+    resident, modified, alibi = spec.q_in_registers, spec.modified, spec.alibi
 
     load_q = tile_of(spec.D, ROWS_, STRIPES, spec.threads, spec.dtype, spec.vector).load
     k_tile = tile_of(spec.D, KEYS, STRIPES, spec.threads, spec.dtype, spec.vector)
@@ -83,11 +83,9 @@ def forward(spec: Spec) -> Any:
             unit = -unit
         elif unit == 0:
             unit = TINY  # so that hidden scores stay -inf
-        slope, sink = float32(0), -INFINITE
-        if scores.slopes != 0:
+        slope = float32(0)
+        if alibi:
             slope = ptx.load_global_f32(scores.slopes + int64(h) * 4)
-        if scores.sinks != 0:
-            sink = ptx.load_global_f32(scores.sinks + int64(h) * 4)
         bias_h = bias_of_head(bias, b, h)
 
         own_row = row + warp * int32(OWN_ROWS)
@@ -135,6 +133,9 @@ def forward(spec: Spec) -> Any:
             times(o, p, current + int32(VALUES), lane)
             current, other = other, current
 
+        sink = -INFINITE
+        if scores.sinks != 0:
+            sink = ptx.load_global_f32(scores.sinks + int64(h) * 4)
         factor = cuda.local.array(M_SIZE, float32)
         row_lse = cuda.local.array(M_SIZE, float32)
         finish(m, l, unit, sink, factor, row_lse)
@@ -159,8 +160,8 @@ def forward(spec: Spec) -> Any:
 def usual(dtype: str, D: int, Dv: int, **features: Any) -> Spec:
     """The tile that suits a head size: no registers are spilled (gpu/sass.json), and two blocks fit a multiprocessor."""
     size = max(D, Dv)
-    tile = {"row_tiles": 2, "keys": 64} if size <= 64 else {"keys": 64} if size <= 128 else {"keys": 32}
-    return Spec(dtype, D, Dv, q_in_registers=size <= 128, **{**tile, **features})
+    tile: dict[str, Any] = {"row_tiles": 2 if size <= 128 else 1, "keys": 64 if size <= 64 else 32}
+    return Spec(dtype, D, Dv, q_in_registers=size <= 64, **{**tile, **features})
 
 
 def specialisations() -> list[Specialisation]:

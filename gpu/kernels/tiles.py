@@ -57,6 +57,7 @@ def tile_of(D: int, rows: int, stripes: int, threads: int, dtype: str, vector: b
     STEP16, STEP_A = 16 * ROW, 4 * stripes
     LOADS, STORES = (rows * CHUNKS + threads - 1) // threads, 16 * stripes * CHUNKS // 32
     EVEN = rows * CHUNKS % threads == 0
+    STRIDE = threads // CHUNKS if threads % CHUNKS == 0 else 0
     mma = ptx.mma_bf16 if dtype == "bfloat16" else ptx.mma_f16
     pack = ptx.pack_bf16 if dtype == "bfloat16" else ptx.pack_f16
 
@@ -69,23 +70,32 @@ def tile_of(D: int, rows: int, stripes: int, threads: int, dtype: str, vector: b
         c[i + 4], c[i + 5], c[i + 6], c[i + 7] = d[0], d[1], d[2], d[3]
 
     @device
+    def copy_chunk(shared, first, stride, row, limit, used, r, chunk):  # type: ignore[no-untyped-def]
+        exists = row + r < limit and chunk * 8 < used
+        source = first + int64(row + r) * stride + int64(chunk * 16) if exists else first
+        to = shared + r * int32(ROW) + chunk * int32(16)
+        if vector:
+            ptx.copy_async(to, source, int32(16) if exists else int32(0))
+        else:
+            for e in range(8):
+                x = int32(0)
+                if exists and chunk * 8 + e < used:
+                    x = ptx.load_global_b16(source + e * 2)
+                ptx.store_shared_b16(to + e * 2, x)
+
+    @device
     def load(shared, first, stride, row, limit, used, thread):  # type: ignore[no-untyped-def]
+        r = thread // int32(CHUNKS)
+        chunk = thread - r * int32(CHUNKS)
         for i in range(LOADS):
-            c = thread + int32(i * threads)
-            r = c // int32(CHUNKS)
-            chunk = c - r * int32(CHUNKS)
-            if EVEN or r < rows:
-                exists = row + r < limit and chunk * 8 < used
-                source = first + int64(row + r) * stride + int64(chunk * 16) if exists else first
-                to = shared + r * int32(ROW) + chunk * int32(16)
-                if vector:
-                    ptx.copy_async(to, source, int32(16) if exists else int32(0))
-                else:
-                    for e in range(8):
-                        x = int32(0)
-                        if exists and chunk * 8 + e < used:
-                            x = ptx.load_global_b16(source + e * 2)
-                        ptx.store_shared_b16(to + e * 2, x)
+            if STRIDE > 0:  # each thread stays in its column
+                if EVEN or r + i * STRIDE < rows:
+                    copy_chunk(shared, first, stride, row, limit, used, r + int32(i * STRIDE), chunk)
+            else:
+                c = thread + int32(i * threads)
+                if EVEN or c < rows * CHUNKS:
+                    r = c // int32(CHUNKS)
+                    copy_chunk(shared, first, stride, row, limit, used, r, c - r * int32(CHUNKS))
 
     @device
     def fragments(a, shared, lane):  # type: ignore[no-untyped-def]

@@ -34,13 +34,13 @@ def load_global_b16(address: Any) -> Any:
 
 @primitive("ld.global.b32 $0, [$1];", b32, (b64,), memory=True)
 def load_global_b32(address: Any) -> Any:
-    """Four bytes."""
+    """Four bytes, as an integer."""
     return simt.load("global", address, 4).view(np.int32)[0]
 
 
 @primitive("ld.global.f32 $0, [$1];", f32, (b64,), memory=True)
 def load_global_f32(address: Any) -> Any:
-    """A float32."""
+    """Four bytes, as a float32."""
     return simt.load("global", address, 4).view(np.float32)[0]
 
 
@@ -64,13 +64,13 @@ def store_global_b16(address: Any, x: Any) -> None:
 
 @primitive("st.global.b32 [$0], $1;", None, (b64, b32), memory=True)
 def store_global_b32(address: Any, x: Any) -> None:
-    """Four bytes."""
+    """Four bytes, as an integer."""
     simt.store("global", address, np.array([x], np.int32).view(np.uint8))
 
 
 @primitive("st.global.f32 [$0], $1;", None, (b64, f32), memory=True)
 def store_global_f32(address: Any, x: Any) -> None:
-    """A float32."""
+    """Four bytes, as a float32."""
     simt.store("global", address, np.array([x], np.float32).view(np.uint8))
 
 
@@ -104,19 +104,19 @@ else:
 
 @primitive("ld.shared.b32 $0, [$1];", b32, (b32,), memory=True)
 def load_shared_b32(address: Any) -> Any:
-    """Four bytes."""
+    """Four bytes, as an integer."""
     return simt.load("shared", address, 4).view(np.int32)[0]
 
 
 @primitive("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", (b32,) * 4, (b32,), memory=True)
 def load_shared_b32x4(address: Any) -> Any:
-    """Sixteen bytes."""
+    """Sixteen bytes in one access."""
     return tuple(simt.load("shared", address, 16).view(np.int32))
 
 
 @primitive("ld.shared.f32 $0, [$1];", f32, (b32,), memory=True)
 def load_shared_f32(address: Any) -> Any:
-    """A float32."""
+    """Four bytes, as a float32."""
     return simt.load("shared", address, 4).view(np.float32)[0]
 
 
@@ -128,13 +128,13 @@ def store_shared_b16(address: Any, x: Any) -> None:
 
 @primitive("st.shared.b32 [$0], $1;", None, (b32, b32), memory=True)
 def store_shared_b32(address: Any, x: Any) -> None:
-    """Four bytes."""
+    """Four bytes, as an integer."""
     simt.store("shared", address, np.array([x], np.int32).view(np.uint8))
 
 
 @primitive("st.shared.f32 [$0], $1;", None, (b32, f32), memory=True)
 def store_shared_f32(address: Any, x: Any) -> None:
-    """A float32."""
+    """Four bytes, as a float32."""
     simt.store("shared", address, np.array([x], np.float32).view(np.uint8))
 
 

@@ -130,4 +130,6 @@ def _intrinsic(
     bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
     typed.__signature__ = inspect.Signature([first, *bare])  # type: ignore[attr-defined]
     typed.__name__, typed.__doc__ = model.__name__, model.__doc__
-    return intrinsic(typed)
+    made = intrinsic(typed)
+    made.takes, made.returns = tuple(takes), returns
+    return made

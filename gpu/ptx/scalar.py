@@ -24,7 +24,7 @@ def ex2(x: Any) -> Any:
     """2**x; relative error at most 2**-22; subnormal results are flushed to 0; 2**-inf = 0."""
     with np.errstate(under="ignore", over="ignore"):
         y = np.exp2(np.float32(x))
-    return y if abs(y) >= np.float32(2.0**-126) else np.float32(0)
+    return np.float32(0) if abs(y) < np.float32(2.0**-126) else y
 
 
 @primitive("lg2.approx.ftz.f32 $0, $1;", f32, (f32,))
