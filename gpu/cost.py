@@ -14,9 +14,9 @@ One iteration of the loop (a tile of keys that is whole, or of queries in the ba
     l2       bytes read from global memory / L2, all of them found in L2
 
 clocks of a multiprocessor.  The largest binds.  The ceiling is FLOP / 4096 over it: all units overlap, as they may
-when blocks or warps in different phases share the multiprocessor.  The floor beside it is FLOP / 4096 over tensor
-plus the largest of mufu, fma, alu, issue: products and softmax take turns.  Latency, barriers, the first and last
-tile, masked tiles and the clock's fall under load are left out, and push a kernel below the ceiling.
+when blocks or warps in different phases share the multiprocessor.  "In turn" is FLOP / 4096 over tensor plus the
+largest of mufu, fma, alu, issue: products and softmax alternate, as in a lone warp.  Latency, barriers, the first
+and last tile, masked tiles and the clock's fall under load are left out; they push a kernel below both.
 """
 
 from __future__ import annotations
@@ -63,16 +63,18 @@ multiprocessors, tensor, clock: 132 x 4096 FLOP x 1.83 GHz = 989.4 TFLOP/s, the 
 mufu, shared: 16 operations and 128 bytes (FlashAttention-4, arXiv 2603.05451, section 2: unchanged since Hopper).
 fp32, alu: 128 and 64 results (CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", 9.0).
 issue: one instruction for each of four schedulers (H100 white paper).
-l2: 6.65 TB/s were measured on an H100 by the authors of XLA (its cost model of Triton fusions); NVIDIA states no
-    figure, and others name 5.5 to 12.  That an H200 has the same is an assumption.
+l2: 6.65 TB/s, measured on an H100 within one partition of L2 by the authors of XLA
+    (github.com/openxla/xla, xla/service/gpu/model/gpu_dot_fusion_cost_model.cc).  NVIDIA states no figure; that an
+    H200 has the same, and that both partitions serve alike, are assumptions.
+The two papers and the guide are cited from secondary texts or memory; their tables could not be opened.
 """
 
 MMA_SHARE = 0.63
 """The part of the tensor cores' peak that mma.sync reaches on Hopper, by others' measurements.
 
-62.9 % on average in arXiv 2402.13499, "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", and about
-63 % in "GPUs Go Brrr" (hazyresearch.stanford.edu/blog/2024-05-12-tk).  Both are cited from memory of the texts; the
-figure could not be looked up again.  wgmma is taken to reach the peak.
+About 63 %: "GPUs Go Brrr" (hazyresearch.stanford.edu/blog/2024-05-12-tk), by which XLA's model (see `H200`) derates
+tiles too small for wgmma.  62.9 % on average, from memory: arXiv 2402.13499, "Benchmarking and Dissecting the Nvidia
+Hopper GPU Architecture".  wgmma is taken to reach the peak.
 """
 
 PUBLISHED = (
@@ -85,18 +87,21 @@ _UNITS = ("tensor", "mufu", "fma", "alu", "issue", "shared", "l2")
 
 
 class Cost(NamedTuple):
-    """Clocks of each unit for one iteration of one block; ceiling and floor as fractions of the tensor peak."""
+    """Clocks of each unit for one iteration of one block; fractions of the tensor peak, see the module's text."""
 
     clocks: dict[str, float]
     binds: str
     ceiling: float
-    floor: float
+    in_turn: float
 
 
 def cost(loop: Mapping[str, float], threads: int, wgmma: bool, rates: Rates = H200) -> Cost:
     """The cost of a loop whose instruction mix, for one warp, is `loop` (as `gpu.sass.mix.Mix`)."""
-    if not loop.get("flop"):
-        raise ValueError("the loop has no matrix product; its cost is not a fraction of the tensor peak")
+    if not loop.get("flop") or loop.get("nested"):
+        raise ValueError(
+            f"flop={loop.get('flop', 0)}, nested={loop.get('nested', 0)} of the loop: it must have matrix products, "
+            "and no loop with more of them within; unroll that loop"
+        )
     warps, lanes = threads // 32, threads
     peak = warps * loop["flop"] / rates.tensor
     clocks = {
@@ -109,13 +114,13 @@ def cost(loop: Mapping[str, float], threads: int, wgmma: bool, rates: Rates = H2
         "l2": warps * loop["global"] / rates.l2,
     }
     binds = max(_UNITS, key=lambda unit: clocks[unit])
-    in_turn = clocks["tensor"] + max(clocks[unit] for unit in ("mufu", "fma", "alu", "issue"))
-    slowest = max(in_turn, clocks["shared"], clocks["l2"])
+    alternating = clocks["tensor"] + max(clocks[unit] for unit in ("mufu", "fma", "alu", "issue"))
+    slowest = max(alternating, clocks["shared"], clocks["l2"])
     return Cost(clocks, binds, peak / clocks[binds], peak / slowest)
 
 
 def together(parts: Sequence[tuple[float, int]], counted: int) -> float:
-    """Fraction of the peak of kernels that run one after the other, each (its fraction, products of a tile that it does).
+    """Fraction of the peak of kernels that run one after the other, each (its fraction, products that it does).
 
     The backward is counted as 5 products; dk/dv (4) and dq (3) do 7, since both make the scores and dp again.
     """
@@ -128,7 +133,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", metavar="TEXT", action="append", default=[], help="rows whose key holds TEXT")
     wanted = parser.parse_args(given)
     _, rows = load()
-    print("| kernel | " + " | ".join(_UNITS) + " | binds | floor | ceiling | TFLOP/s at the ceiling |")
+    print("| kernel | " + " | ".join(_UNITS) + " | binds | in turn | ceiling | TFLOP/s at the ceiling |")
     print("|---|" + "--:|" * len(_UNITS) + "---|--:|--:|--:|")
     peak = H200.multiprocessors * H200.clock * H200.tensor / 1e12
     for key, row in rows.items():
@@ -141,9 +146,11 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def _line(key: str, row: Mapping[str, Any], peak: float) -> str:
+    if row["loop"]["nested"]:
+        return f"| {key} |" + " |" * len(_UNITS) + " unknown: a loop within | | | |"
     found = cost(row["loop"], row["threads"], "sm_90a" in key)
     cells = [f"{found.clocks[unit]:.0f}" for unit in _UNITS]
-    cells += [found.binds, f"{found.floor:.0%}", f"{found.ceiling:.0%}", f"{found.ceiling * peak:.0f}"]
+    cells += [found.binds, f"{found.in_turn:.0%}", f"{found.ceiling:.0%}", f"{found.ceiling * peak:.0f}"]
     return f"| {key} | " + " | ".join(cells) + " |"
 
 

@@ -23,7 +23,7 @@ from gpu import ptx
 from gpu.target import kernel
 
 from .arguments import BAND, BIAS, LENGTHS, OPERAND, ROWS, SCORES, SHAPE, Specialisation
-from .places import begin_key, bias_of_head, end_key, place_of, whole
+from .places import begin_key, bias_of_head, end_key, place_of, place_of_packed, whole
 from .softmax import INFINITE, LOG2E, softmax_of
 from .spec import HEAD_SIZES, Spec
 from .tiles import packing, row_bytes, tile_of
@@ -51,6 +51,7 @@ def forward(spec: Spec) -> Any:
     S_SIZE, P_SIZE, O_SIZE, M_SIZE = STRIPES * KEYS // 2, STRIPES * KEYS // 4, STRIPES * spec.Dv // 2, 2 * STRIPES
     A_SIZE = STRIPES * spec.D // 4 if spec.q_in_registers else 1
     resident, modified, alibi = spec.q_in_registers, spec.modified, spec.alibi
+    place = place_of_packed if spec.varlen else place_of
 
     load_q = tile_of(spec.D, ROWS_, STRIPES, spec.threads, spec.dtype, spec.vector).load
     k_tile = tile_of(spec.D, KEYS, STRIPES, spec.threads, spec.dtype, spec.vector)
@@ -67,7 +68,7 @@ def forward(spec: Spec) -> Any:
         memory = ptx.shared_memory(cuda.shared.array(0, types.uint8))
         thread = int32(cuda.threadIdx.x)
         warp, lane = thread >> 5, thread & 31
-        b, h, row, start_q, start_k, Lq, Lk = place_of(int32(cuda.blockIdx.x), int32(ROWS_), shape, lengths)
+        b, h, row, start_q, start_k, Lq, Lk = place(int32(cuda.blockIdx.x), int32(ROWS_), shape, lengths)
         q_first = q.ptr + int64(b) * q.batch + int64(h) * q.head + start_q * q.row
         k_first = k.ptr + int64(b) * k.batch + int64(h // shape.group) * k.head + start_k * k.row
         v_first = v.ptr + int64(b) * v.batch + int64(h // shape.group) * v.head + start_k * v.row

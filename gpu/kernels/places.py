@@ -9,7 +9,10 @@ from gpu.target import device
 
 from .arguments import Bias
 
-__all__ = ["begin_key", "bias_of_head", "end_key", "extent", "place_of", "whole"]
+__all__ = [
+    "begin_key", "begin_row", "bias_of_head", "end_key", "end_row", "extent", "packed_tile", "place_of", "place_of_packed",
+    "room", "whole",
+]  # fmt: skip
 
 
 @device
@@ -30,6 +33,14 @@ def extent(b, shape, lengths):  # type: ignore[no-untyped-def]
 
 
 @device
+def room(b, starts, most):  # type: ignore[no-untyped-def]
+    """How many rows of memory a batch entry has, used or not; `starts` is `Lengths.start_q` or `start_k`."""
+    if starts != 0:
+        return ptx.load_global_b32(starts + int64(b) * 4 + 4) - ptx.load_global_b32(starts + int64(b) * 4)
+    return most
+
+
+@device
 def place_of(block, rows, shape, lengths):  # type: ignore[no-untyped-def]
     """(batch entry, head, first row, first token of q, of k, lq, lk) of a block; the last rows of a head come first.
 
@@ -44,6 +55,40 @@ def place_of(block, rows, shape, lengths):  # type: ignore[no-untyped-def]
 
 
 @device
+def packed_tile(tile, rows, starts, B):  # type: ignore[no-untyped-def]
+    """(batch entry, tile within it) of a tile of packed sequences; `starts` is `Lengths.start_q` or `start_k`.
+
+    Entry b has the tiles from (starts[b] - starts[0]) // rows + b on, which are enough for its rows: at most one of
+    them has none.  So a grid of ceil(tokens / rows) + B tiles covers all sequences, and no host has to know their
+    lengths.  Tiles beyond the end are given to the last entry, past its rows.
+    """
+    base = ptx.load_global_b32(starts)
+    low, high = int32(0), int32(B)  # the last entry that begins at this tile or before it is in [low, high)
+    while high - low > 1:
+        middle = int32((low + high) >> 1)
+        first = int32((ptx.load_global_b32(starts + int64(middle) * 4) - base) // rows + middle)
+        if first <= tile:
+            low = middle
+        else:
+            high = middle
+    return low, int32(tile - (ptx.load_global_b32(starts + int64(low) * 4) - base) // rows - low)
+
+
+@device
+def place_of_packed(block, rows, shape, lengths):  # type: ignore[no-untyped-def]
+    """As `place_of`, for packed queries: tile block // H of all sequences, head block % H.
+
+    In each sequence the last rows come first.  A tile past its rows has row >= lq, and no keys.
+    """
+    tile = ptx.divide(block, shape.H)
+    b, own = packed_tile(tile, rows, lengths.start_q, shape.B)
+    start_q, start_k, Lq, Lk = extent(b, shape, lengths)
+    tiles = int32((Lq + rows - int32(1)) // rows)
+    row = int32((tiles - int32(1) - own if own < tiles else own) * rows)
+    return b, int32(block - tile * shape.H), row, start_q, start_k, int32(Lq), int32(Lk)
+
+
+@device
 def begin_key(row, offset, band):  # type: ignore[no-untyped-def]
     """The first key that rows from `row` on see, or a smaller number."""
     return max(row + offset - band.left, int32(0))
@@ -54,6 +99,19 @@ def end_key(row, rows, offset, band, Lq, Lk):  # type: ignore[no-untyped-def]
     """One more than the last key that the rows see; at most Lk; small or negative where there is none."""
     last = min(row + rows, Lq) - int32(1)
     return min(last + offset + band.right + int32(1), Lk) if row < Lq else int32(0)
+
+
+@device
+def begin_row(key, offset, band):  # type: ignore[no-untyped-def]
+    """The first row that sees one of the keys from `key` on."""
+    return max(key - offset - band.right, int32(0))
+
+
+@device
+def end_row(key, keys, offset, band, Lq, Lk):  # type: ignore[no-untyped-def]
+    """One more than the last row that sees one of the keys; at most Lq; small or negative where there is none."""
+    last = min(key + keys, Lk) - int32(1)
+    return min(last - offset + band.left + int32(1), Lq) if key < Lk else int32(0)
 
 
 @device

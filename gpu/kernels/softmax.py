@@ -21,7 +21,7 @@ from gpu.target import device
 
 from .spec import Spec
 
-__all__ = ["INFINITE", "LN2", "LOG2E", "Softmax", "softmax_of"]
+__all__ = ["INFINITE", "LN2", "LOG2E", "Softmax", "softmax_of", "weighing"]
 
 LOG2E, LN2 = np.float32(1.4426950408889634), np.float32(0.6931471805599453)
 INFINITE = np.float32(np.inf)
@@ -42,9 +42,40 @@ class Softmax(NamedTuple):
     """apply(o, factor): each row of the output times its factor."""
 
 
+def weighing(keys: int) -> Any:
+    """weigh_row(s, m, l, unit, t, half): the scores of one row of the lane to weights; m and l follow.
+
+    Gives the factor by which the running output of the row has to be multiplied.
+    """
+    BLOCKS = keys // 8
+
+    @device
+    def weigh_row(s, m, l, unit, t, half):  # type: ignore[no-untyped-def]  # noqa: E741
+        r = 2 * t + half
+        new = m[r]
+        for n in range(BLOCKS):
+            i = (t * BLOCKS + n) * 4 + half * 2
+            new = max(new, max(s[i], s[i + 1]))
+        new = max(new, ptx.shuffle_xor(new, 1))
+        new = max(new, ptx.shuffle_xor(new, 2))
+        top = new * unit if new > -INFINITE else float32(0)  # no key seen yet: not -inf - (-inf)
+        shrink = ptx.ex2(m[r] * unit - top)
+        total = l[r] * shrink
+        for n in range(BLOCKS):
+            i = (t * BLOCKS + n) * 4 + half * 2
+            s[i] = ptx.ex2(s[i] * unit - top)
+            s[i + 1] = ptx.ex2(s[i + 1] * unit - top)
+            total += s[i] + s[i + 1]
+        m[r], l[r] = new, total
+        return shrink
+
+    return weigh_row
+
+
 def softmax_of(spec: Spec, stripes: int, keys: int, width: int) -> Softmax:
     """The functions for `stripes` stripes of rows, `keys` keys, and a running output of `width` columns."""
     BLOCKS, COLUMNS, HALVES = keys // 8, width // 8, 2 * stripes
+    weigh_row = weighing(keys)
     softcap, biased, alibi = spec.softcap, spec.bias is not None, spec.alibi
     bias_bytes = 4 if spec.bias == "float32" else 2
     widen = ptx.unpack_low_bf16 if spec.dtype == "bfloat16" else ptx.unpack_low_f16
@@ -54,13 +85,13 @@ def softmax_of(spec: Spec, stripes: int, keys: int, width: int) -> Softmax:
         for t in range(stripes):
             for n in range(BLOCKS):
                 for e in range(4):
-                    i = row + t * 16 + (lane >> 2) + (e >> 1) * 8
-                    j = key + n * 8 + (lane & 3) * 2 + (e & 1)
+                    i = int32(row + t * 16 + (lane >> 2) + (e >> 1) * 8)
+                    j = int32(key + n * 8 + (lane & 3) * 2 + (e & 1))
                     x = s[(t * BLOCKS + n) * 4 + e] * scores.scale
                     if softcap:
                         x = math.tanh(x / scores.softcap) * scores.softcap
                     if alibi:
-                        x -= slope * float32(abs(i + offset - j))
+                        x -= slope * float32(abs(int32(i + offset - j)))
                     if biased:
                         if i < Lq and j < Lk:
                             at = bias.ptr + int64(i) * bias.row + int64(j) * bias.column
@@ -74,11 +105,11 @@ def softmax_of(spec: Spec, stripes: int, keys: int, width: int) -> Softmax:
     def hide(s, row, key, offset, band, Lk, lane):  # type: ignore[no-untyped-def]
         for t in range(stripes):
             for half in range(2):
-                own = row + t * 16 + (lane >> 2) + half * 8 + offset
-                first, last = own - band.left, min(own + band.right, Lk - int32(1))
+                own = int32(row + t * 16 + (lane >> 2) + half * 8 + offset)
+                first, last = int32(own - band.left), min(int32(own + band.right), int32(Lk - 1))
                 for n in range(BLOCKS):
                     for e in range(2):
-                        j = key + n * 8 + (lane & 3) * 2 + e
+                        j = int32(key + n * 8 + (lane & 3) * 2 + e)
                         if j < first or j > last:
                             s[(t * BLOCKS + n) * 4 + half * 2 + e] = -INFINITE
 
@@ -86,22 +117,7 @@ def softmax_of(spec: Spec, stripes: int, keys: int, width: int) -> Softmax:
     def update(s, m, l, o, unit):  # type: ignore[no-untyped-def]  # noqa: E741
         for t in range(stripes):
             for half in range(2):
-                r = 2 * t + half
-                new = m[r]
-                for n in range(BLOCKS):
-                    i = (t * BLOCKS + n) * 4 + half * 2
-                    new = max(new, max(s[i], s[i + 1]))
-                new = max(new, ptx.shuffle_xor(new, 1))
-                new = max(new, ptx.shuffle_xor(new, 2))
-                top = new * unit if new > -INFINITE else float32(0)  # no key seen yet: not -inf - (-inf)
-                shrink = ptx.ex2(m[r] * unit - top)
-                total = l[r] * shrink
-                for n in range(BLOCKS):
-                    i = (t * BLOCKS + n) * 4 + half * 2
-                    s[i] = ptx.ex2(s[i] * unit - top)
-                    s[i + 1] = ptx.ex2(s[i + 1] * unit - top)
-                    total += s[i] + s[i + 1]
-                m[r], l[r] = new, total
+                shrink = weigh_row(s, m, l, unit, t, half)
                 for n in range(COLUMNS):
                     i = (t * COLUMNS + n) * 4 + half * 2
                     o[i] *= shrink

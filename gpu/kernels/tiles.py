@@ -20,7 +20,7 @@ from numpy import int32, int64
 from gpu import ptx
 from gpu.target import device
 
-__all__ = ["Tile", "packing", "row_bytes", "tile_of"]
+__all__ = ["Tile", "load_by_warp", "packing", "row_bytes", "tile_of"]
 
 
 def row_bytes(D: int) -> int:
@@ -168,6 +168,40 @@ def tile_of(D: int, rows: int, stripes: int, threads: int, dtype: str, vector: b
                             ptx.store_global_b16(to + e * 2, x[e >> 1] >> (e & 1) * 16)
 
     return Tile(load, fragments, times_transposed, stripes_transposed, times, save, store)
+
+
+def load_by_warp(D: int, rows: int, vector: bool) -> Any:
+    """`Tile.load` for a tile that one warp loads for itself; its last argument is the lane.
+
+    A lane copies the same columns of every fourth (eighth) row, so that few addresses have to be held.
+    """
+    ROW, WIDE = row_bytes(D), 8 if D % 64 == 0 else 4
+    ROWS_AT_ONCE, COLUMNS_AT_ONCE = 32 // WIDE, 8 * WIDE
+    DOWN, ACROSS = rows // ROWS_AT_ONCE, D // COLUMNS_AT_ONCE
+
+    @device
+    def load(shared, first, stride, row, limit, used, lane):  # type: ignore[no-untyped-def]
+        own_row, own_column = lane // int32(WIDE), lane % int32(WIDE) * int32(8)
+        to = shared + own_row * int32(ROW) + own_column * int32(2)
+        source = first + int64(row + own_row) * stride + int64(own_column * 2)
+        left = limit - row - own_row
+        for i in range(DOWN):
+            for j in range(ACROSS):
+                column = own_column + int32(j * COLUMNS_AT_ONCE)
+                exists = left > i * ROWS_AT_ONCE and column < used
+                at = to + int32(i * ROWS_AT_ONCE * ROW + j * COLUMNS_AT_ONCE * 2)
+                if vector:
+                    here = source + j * COLUMNS_AT_ONCE * 2 if exists else first
+                    ptx.copy_async(at, here, int32(16) if exists else int32(0))
+                else:
+                    for e in range(8):
+                        x = int32(0)
+                        if exists and column + e < used:
+                            x = ptx.load_global_b16(source + (j * COLUMNS_AT_ONCE + e) * 2)
+                        ptx.store_shared_b16(at + e * 2, x)
+            source += ROWS_AT_ONCE * stride
+
+    return load
 
 
 def packing(size: int, dtype: str) -> Any:

@@ -19,9 +19,10 @@ if SIMULATED:
     from gpu import simt
 
 __all__ = [
-    "commit_copies", "copy_async", "load_global_b16", "load_global_b32", "load_global_b32x4", "load_global_f32",
-    "load_global_f32x4", "load_shared_b32", "load_shared_b32x4", "load_shared_f32", "shared_memory", "store_global_b16", "store_global_b32",
-    "store_global_b32x4", "store_global_f32", "store_shared_b16", "store_shared_b32", "store_shared_f32", "wait_copies",
+    "commit_copies", "copy_async", "copy_async_b64", "load_global_b16", "load_global_b32", "load_global_b32x4",
+    "load_global_f32", "load_global_f32x4", "load_shared_b32", "load_shared_b32x4", "load_shared_f32",
+    "load_shared_f32x4", "shared_memory", "store_global_b16", "store_global_b32", "store_global_b32x4",
+    "store_global_f32", "store_global_f32x4", "store_shared_b16", "store_shared_b32", "store_shared_f32", "wait_copies",
     "wait_copies_but_one",
 ]  # fmt: skip
 
@@ -80,6 +81,12 @@ def store_global_b32x4(address: Any, x0: Any, x1: Any, x2: Any, x3: Any) -> None
     simt.store("global", address, np.array([x0, x1, x2, x3], np.int32).view(np.uint8))
 
 
+@primitive("st.global.v4.f32 [$0], {$1, $2, $3, $4};", None, (b64, f32, f32, f32, f32), memory=True)
+def store_global_f32x4(address: Any, x0: Any, x1: Any, x2: Any, x3: Any) -> None:
+    """Four float32 in one transaction."""
+    simt.store("global", address, np.array([x0, x1, x2, x3], np.float32).view(np.uint8))
+
+
 if SIMULATED:
 
     def shared_memory(array: Any) -> Any:
@@ -120,6 +127,12 @@ def load_shared_f32(address: Any) -> Any:
     return simt.load("shared", address, 4).view(np.float32)[0]
 
 
+@primitive("ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];", (f32,) * 4, (b32,), memory=True)
+def load_shared_f32x4(address: Any) -> Any:
+    """Four float32."""
+    return tuple(simt.load("shared", address, 16).view(np.float32))
+
+
 @primitive("{ .reg .b16 l, h; mov.b32 {l, h}, $1; st.shared.b16 [$0], l; }", None, (b32, b32), memory=True)
 def store_shared_b16(address: Any, x: Any) -> None:
     """The lower two bytes of `x`."""
@@ -145,6 +158,12 @@ def copy_async(shared: Any, address: Any, count: Any) -> None:
     What arrives may be read by this thread once it has waited, by other threads after a barrier as well.
     """
     simt.copy_async(shared, address, count)
+
+
+@primitive("cp.async.ca.shared.global [$0], [$1], 8, $2;", None, (b32, b64, b32), memory=True)
+def copy_async_b64(shared: Any, address: Any, count: Any) -> None:
+    """As `copy_async`, 8 bytes."""
+    simt.copy_async(shared, address, count, 8)
 
 
 @primitive("cp.async.commit_group;", None, (), memory=True)

@@ -14,7 +14,7 @@ import numpy as np
 from .primitive import b32, collective, f32, primitive
 
 __all__ = [
-    "bits_of", "ex2", "float_of", "lg2", "pack_bf16", "pack_f16", "shuffle_xor", "unpack_high_bf16",
+    "bits_of", "divide", "ex2", "float_of", "lg2", "pack_bf16", "pack_f16", "shuffle_xor", "unpack_high_bf16",
     "unpack_high_f16", "unpack_low_bf16", "unpack_low_f16",
 ]  # fmt: skip
 
@@ -87,3 +87,9 @@ def unpack_high_f16(pair: Any) -> Any:
 def shuffle_xor(x: Any, mask: Any) -> Any:
     """The x of the lane whose number differs from one's own by the bits of `mask`."""
     return x[np.arange(len(x)) ^ mask]
+
+
+@primitive("div.u32 $0, $1, $2;", b32, (b32, b32))
+def divide(a: Any, b: Any) -> Any:
+    """a // b of numbers from 0 to 2**31 - 1, b > 0: in 32 bits, where Numba's // of variables is a call in 64."""
+    return np.int32(int(a) // int(b))

@@ -19,6 +19,8 @@ _COLUMNS = (
 
 def _line(outcome: Outcome) -> str:
     row, entry = outcome.row, outcome.entry
+    if not row:
+        return f"| {entry.module} {entry.name} | {entry.arch} |" + " |" * 10
     widths = " ".join(f"{k}:{n}" for k, n in row["global"].items())
     cells = [f"{entry.module} {entry.name}", entry.arch, row["threads"], row["registers"], row["stack"], row["spills"]]
     cells += [row["local"], row["tensor"], row["shared"], row["blocks"], widths, row["loop"].get("issue", "")]
@@ -39,7 +41,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
 
 def _refused(outcome: Outcome, held: dict[str, dict[str, object]], same: bool) -> list[str]:
     """Broken rules and, where the same versions made the table, differences from it."""
-    if not same:
+    if not same or not outcome.row:
         return outcome.broken
     if outcome.entry.key not in held:
         return [*outcome.broken, "the table has no such row: python -m gpu.sass --write"]

@@ -40,25 +40,28 @@ def broken_rules(
 ) -> list[str]:
     """What is wrong with a kernel whatever the table says; one line for each rule, empty when all are kept.
 
-    `tensor`: matrix products that it has; `narrow`: it is meant for rows that are not 16-byte aligned.
+    `tensor`: matrix products that it has; `narrow`: it goes element by element, through arrays or unaligned rows.
     """
     found = []
+    spills = report.spill_stores + report.spill_loads
+    cause = "registers are spilled to it" if spills else "a local array is indexed by a variable; unroll, or select"
     if report.stack:
-        found.append(f"stack={report.stack} bytes must be 0: shorten loops over local arrays; index by constants")
-    if report.spill_stores or report.spill_loads:
+        found.append(f"stack={report.stack} bytes must be 0: {cause}")
+    if spills:
         found.append(
             f"spill_stores={report.spill_stores}, spill_loads={report.spill_loads} bytes must be 0: "
             f"{report.registers} registers do not hold a thread's tile; make the tile smaller or the warps more"
         )
     if report.local:
         counts = ", ".join(f"{k}={report.counts[k]}" for k in ("LDL", "STL") if k in report.counts)
-        found.append(f"local memory is accessed ({counts}), must not be: a local array is indexed by a variable")
+        found.append(f"local memory is accessed ({counts}), must not be: {cause}")
     if report.tensor != tensor:
         found.append(f"tensor={report.tensor} matrix products (HMMA and HGMMA) must be {tensor}")
     accessed = report.global_access
     if bytewise := {k: n for k, n in accessed.items() if k.endswith(".U8")}:
         found.append(f"global memory is accessed byte by byte ({bytewise}): load 16 bytes at a time")
-    if generic := {k: n for k, n in accessed.items() if k.startswith(("LD.", "ST."))}:
+    generic = {k: n for k, n in accessed.items() if k.startswith(("LD.", "ST."))}
+    if generic and not narrow:  # numba's arrays know no address space
         found.append(f"accesses whose memory is not known at compile time ({generic}): name the space in the PTX")
     loads = {k.partition(".")[2]: n for k, n in accessed.items() if k.startswith("LD")}
     if not narrow and loads and "128" not in loads:
@@ -87,7 +90,7 @@ def row_of(report: Report, threads: int, shared_bytes: int) -> dict[str, Any]:
         "global": report.global_access,
         "calls": report.counts.get("CALL", 0),
         "barriers": report.counts.get("BAR", 0),
-        "loop": {k.rstrip("_"): round(n) for k, n in vars(loop.mix).items()} if loop else {},
+        "loop": {**{k.rstrip("_"): round(n) for k, n in vars(loop.mix).items()}, "nested": loop.nested} if loop else {},
     }
 
 

@@ -45,12 +45,13 @@ class Block:
 class Loop:
     """A natural loop: `always` are the blocks of every iteration, `sometimes` those of a branch.
 
-    Blocks of a loop within it are not among them.
+    Blocks of the loops within it are not among them; they are `nested`.
     """
 
     head: Block
     always: tuple[Block, ...]
     sometimes: tuple[Block, ...]
+    nested: tuple[Block, ...]
     depth: int
 
     def instructions(self, every: bool = True) -> Iterator[Instruction]:
@@ -126,16 +127,17 @@ def loops(graph: list[Block]) -> list[Loop]:
                         body.add(one.index)
                         waiting += before[one.index]
     found = []
-    for head, body in bodies.items():
-        inside = set().union(*(b for h, b in bodies.items() if h != head and h in body and b < body))
-        every = set.intersection(*(dominators[latch.index] for latch in latches[head])) & body
+    for start, body in bodies.items():
+        inside: set[int] = set().union(*(b for h, b in bodies.items() if h != start and b < body))
+        every = set.intersection(*(dominators[latch.index] for latch in latches[start])) & body
         own = sorted(body - inside)
         found.append(
             Loop(
-                by_index[head],
+                by_index[start],
                 tuple(by_index[i] for i in own if i in every),
                 tuple(by_index[i] for i in own if i not in every),
-                sum(head in b for b in bodies.values()),
+                tuple(by_index[i] for i in sorted(inside)),
+                sum(start in b for b in bodies.values()),
             )
         )
     return sorted(found, key=lambda loop: (loop.depth, loop.head.index))

@@ -25,12 +25,14 @@ _BY_WIDTH = ("LDG", "STG", "LDGSTS", "LD", "ST")
 class LoopReport:
     """A loop of the SASS: `mix` of an iteration that takes no branch but those that prefetch (cp.async).
 
-    So it is an iteration on a tile that is neither masked nor the last.  `largest` is with every block.
+    So it is an iteration on a tile that is neither masked nor the last.  `largest` is with every block.  `nested`
+    counts the matrix products in loops within it, which `mix` lacks: how often those go round is not known.
     """
 
     depth: int
     mix: Mix
     largest: Mix
+    nested: int
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,13 @@ class Report:
 
     @property
     def main_loop(self) -> LoopReport | None:
-        """The loop with matrix products whose share of the instructions is largest: full tiles, not masked ones."""
-        with_products = [loop for loop in self.loops if loop.mix.tensor]
-        return max(with_products, key=lambda loop: loop.mix.tensor / loop.mix.issue, default=None)
+        """The loop over tiles: that with matrix products whose own instructions have most exponentials.
+
+        Neither a loop around it (over several problems) nor one within (over parts of a product) has them.  Where
+        whole and masked tiles have loops of their own, it is the one with fewer other instructions.
+        """
+        having = [loop for loop in self.loops if loop.mix.tensor + loop.nested]
+        return max(having, key=lambda one: (one.mix.ex2, one.mix.tensor + one.nested, -one.mix.issue), default=None)
 
 
 def assemble(ptx: str, arch: str) -> Report:
@@ -126,4 +132,5 @@ def _loop_report(loop: Loop) -> LoopReport:
     for block in loop.sometimes:
         if any(one.name == "LDGSTS" or is_tensor(one) for one in block.instructions):
             usual += block.instructions
-    return LoopReport(loop.depth, Mix.of(usual), Mix.of(loop.instructions()))
+    nested = sum(is_tensor(one) for block in loop.nested for one in block.instructions)
+    return LoopReport(loop.depth, Mix.of(usual), Mix.of(loop.instructions()), nested)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from .compilation import capability, compile_kernel
 from .gate import broken_rules, row_of
 from .report import Report, assemble
-from .toolchain import nvdisasm, ptxas
+from .toolchain import Missing, nvdisasm, ptxas
 
 __all__ = [
     "Entry", "FILE", "Outcome", "entries", "examine", "examine_all", "load", "quick", "rotation", "save", "versions",
@@ -27,7 +27,10 @@ _SOURCES = ("kernels", "ptx", "target.py")
 
 
 class Entry(NamedTuple):
-    """A specialisation and an architecture: `module` of gpu.kernels, `name` within it, `kernel` its function."""
+    """A specialisation and an architecture: `module` of gpu.kernels, `name` within it, `kernel` its function.
+
+    The word "element" in a name says that the kernel goes element by element, and so need not load 16 bytes at a time.
+    """
 
     module: str
     kernel: str
@@ -40,11 +43,11 @@ class Entry(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of an entry: its row, the report, and the rules that it breaks."""
+    """What became of an entry: its row and the report (empty, None: it does not compile), the rules that it breaks."""
 
     entry: Entry
     row: dict[str, Any]
-    report: Report
+    report: Report | None
     broken: list[str]
 
 
@@ -69,7 +72,16 @@ def entries() -> list[Entry]:
 
 
 def examine(entry: Entry) -> Outcome:
-    """Compiles one row."""
+    """Compiles one row; that it does not compile is a broken rule too."""
+    try:
+        return _examine(entry)
+    except Missing:
+        raise
+    except Exception as error:  # of numba, NVVM, ptxas or the kernel's own code: any kind
+        return Outcome(entry, {}, None, [f"does not compile: {type(error).__name__}: {error}"])
+
+
+def _examine(entry: Entry) -> Outcome:
     (spec,) = (s for s in _specialisations(entry.module) if s.name == entry.name)
     bounds = getattr(spec.function, "targetoptions", {}).get("launch_bounds") or (spec.threads, 1)
     threads, blocks = bounds if isinstance(bounds, tuple) else (bounds, 1)
@@ -82,7 +94,7 @@ def examine(entry: Entry) -> Outcome:
         blocks=blocks,
         shared_bytes=spec.shared_bytes,
         tensor=spec.hmma,
-        narrow="element" in spec.name,
+        narrow="element" in spec.name.split(),
     )
     return Outcome(entry, row_of(report, threads, spec.shared_bytes), report, broken)
 

@@ -15,7 +15,7 @@ from .state import now
 
 __all__ = [
     "Divergence", "InvalidLaunch", "LaneError", "Misaligned", "OutOfBounds", "Race", "SimtError", "UninitialisedRead",
-    "fail",
+    "fail", "frame_of", "line_of", "raised_at",
 ]  # fmt: skip
 
 
@@ -52,17 +52,33 @@ class InvalidLaunch(SimtError):
 
 
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_BELOW = (_OWN, os.path.join(os.path.dirname(os.path.dirname(_OWN)), "ptx") + os.sep)
-_BELOW += tuple(os.path.dirname(os.path.abspath(m.__file__)) + os.sep for m in (np, greenlet) if m.__file__)
+_BELOW = (
+    _OWN,
+    os.path.join(os.path.dirname(os.path.dirname(_OWN)), "ptx") + os.sep,
+    *(os.path.dirname(os.path.abspath(module.__file__ or "")) + os.sep for module in (np, greenlet)),
+)
 
 
 def in_kernel(frame: FrameType | None) -> FrameType | None:
     """The innermost frame of kernel source: below it are the models of instructions, and NumPy."""
-    while frame is not None and (frame.f_code.co_filename.startswith(_BELOW) or frame.f_code.co_filename[0] == "<"):
-        if frame.f_code.co_filename[0] == "<" and frame.f_code.co_filename != "<__array_function__ internals>":
-            return frame  # source given as text
+    while frame is not None and frame.f_code.co_filename.startswith(_BELOW):
         frame = frame.f_back
     return frame
+
+
+def frame_of(lane: Any) -> FrameType | None:
+    """Where a lane is, running or waiting."""
+    return in_kernel(sys._getframe(1) if lane is greenlet.getcurrent() else lane.gr_frame)
+
+
+def raised_at(error: BaseException) -> FrameType | None:
+    """Where in the kernel an error was raised."""
+    trace, found = error.__traceback__, None
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_BELOW):
+            found = trace.tb_frame
+        trace = trace.tb_next
+    return found
 
 
 def line_of(frame: FrameType | None) -> str:
@@ -74,15 +90,10 @@ def line_of(frame: FrameType | None) -> str:
     return f"{os.path.basename(code.co_filename)}:{frame.f_lineno}, in {code.co_name}" + (f": {text}" if text else "")
 
 
-def place(lane: Any) -> str:
-    """Kernel, block, warp, lane and source line of a lane, running or waiting."""
-    frame = in_kernel(sys._getframe(1) if lane is greenlet.getcurrent() else lane.gr_frame)
-    return f"{now.launch.name}: block {tuple(now.block.index)}, warp {lane.warp.number}, lane {lane.index}, at {line_of(frame)}"
-
-
-def fail(kind: type[SimtError], text: str, lane: Any = None) -> SimtError:
-    """An error of `kind` that happened to `lane` (None: the running one)."""
+def fail(kind: type[SimtError], text: str, lane: Any = None, frame: FrameType | None = None) -> SimtError:
+    """An error of `kind` that happened to `lane` (None: the running one), at `frame` (None: where the lane is)."""
     lane = now.lane if lane is None else lane
     if lane is None:
         return kind(text)
-    return kind(f"{text}\n  {place(lane)}")
+    where = f"block {tuple(now.block.index)}, warp {lane.warp.number}, lane {lane.index}"
+    return kind(f"{text}\n  {now.launch.name}: {where}, at {line_of(frame or frame_of(lane))}")

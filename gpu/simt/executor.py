@@ -14,7 +14,8 @@ from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from .errors import Divergence, LaneError, SimtError, fail, line_of
+from .errors import Divergence, LaneError, OutOfBounds, SimtError, fail, frame_of, line_of, raised_at
+from .races import renew_block
 from .state import now
 
 __all__ = ["BLOCK", "Lane", "Warp", "collective", "run_block"]
@@ -26,7 +27,8 @@ _frame = sys._getframe
 class Lane(greenlet):
     """One thread: `index` in its warp, `number` in its block."""
 
-    __slots__ = ("at", "index", "number", "op", "threadIdx", "warp")
+    __slots__ = ("at", "copies", "fences", "groups", "index", "number", "op", "read", "stamp", "threadIdx", "warp",
+                 "warp_read")  # fmt: skip
 
     def run(self) -> None:
         now.lane = self
@@ -36,17 +38,16 @@ class Lane(greenlet):
         except (SimtError, GreenletExit):
             raise
         except Exception as error:
-            trace = error.__traceback__
-            while trace is not None and trace.tb_next is not None and trace.tb_next.tb_frame.f_code is not None:
-                trace = trace.tb_next
-            raise fail(LaneError, f"{type(error).__name__}: {error}", self) from error
+            kind = OutOfBounds if isinstance(error, IndexError) else LaneError
+            raise fail(kind, f"{type(error).__name__}: {error}", self, raised_at(error)) from error
         warp.live -= 1
 
 
 class Warp:
     """Up to 32 lanes; `stack` holds those that have not yet run since the last collective, the next one last."""
 
-    __slots__ = ("at", "blocked", "hub", "lanes", "live", "mixed", "number", "op", "payloads", "results", "stack", "width")
+    __slots__ = ("at", "blocked", "hub", "interval", "lanes", "live", "mixed", "number", "op", "payloads", "results",
+                 "stack", "width")  # fmt: skip
 
     def __init__(self, number: int, lanes: list[Lane], hub: greenlet) -> None:
         self.number = number
@@ -60,6 +61,7 @@ class Warp:
         self.width = WARP
         self.mixed = False
         self.blocked = False
+        self.interval = 0
         self.stack = now.launch.schedule.turn(lanes)
 
     def resume(self) -> None:
@@ -80,7 +82,7 @@ class Warp:
             self.hub.switch("gives way")
             return
         if len(self.lanes) != WARP:
-            raise fail(Divergence, f"{name_of(self.op)} in a warp of {len(self.lanes)} threads; it needs 32")
+            raise fail(Divergence, f"{name_of(self.op)} in a warp of {len(self.lanes)} threads; it needs 32", lane)
         now.members = self.lanes
         self.proceed(self.op(self.payloads), lane)
 
@@ -117,16 +119,10 @@ class Warp:
                 groups.setdefault((lane.op, lane.at), []).append(lane)
         parts = [f"lanes {ranges(returned)} have returned"] if returned else []
         for (op, _), lanes in groups.items():
-            frame = in_kernel_of(lanes[0])
-            parts.append(f"lanes {ranges([x.index for x in lanes])} are at {name_of(op)} ({line_of(frame)})")
+            where = line_of(frame_of(lanes[0]))
+            parts.append(f"lanes {ranges([x.index for x in lanes])} are at {name_of(op)} ({where})")
         first = min((lanes for lanes in groups.values()), key=len)[0]
         raise fail(Divergence, "divergence: " + "; ".join(parts), first)
-
-
-def in_kernel_of(lane: Lane) -> Any:
-    from .errors import in_kernel
-
-    return in_kernel(_frame(1) if lane is getcurrent() else lane.gr_frame)
 
 
 def name_of(op: Any) -> str:
@@ -183,6 +179,7 @@ def run_block() -> None:
         lane.gr_context = context.copy()  # NumPy keeps its error state there
         lane.number = number
         lane.index = number % WARP
+        lane.copies, lane.groups, lane.fences = [], [], 0
         lane.threadIdx = now.launch.thread_indices[number]
         lanes.append(lane)
     warps = [Warp(i // WARP, lanes[i : i + WARP], hub) for i in range(0, len(lanes), WARP)]
@@ -190,6 +187,7 @@ def run_block() -> None:
         for lane in warp.lanes:
             lane.warp = warp
     block.warps = warps
+    renew_block(block)
     try:
         _schedule(warps, schedule)
     finally:
@@ -224,7 +222,10 @@ def _group_arrived(group: list[Warp]) -> bool:
     """Executes the collective of a warpgroup if all its warps have come."""
     if not all(warp.blocked and warp.width == WARPGROUP for warp in group):
         return False
-    if len(group) != 4 or any(warp.op is not group[0].op or warp.at != group[0].at for warp in group):
+    if len(group) != 4:
+        text = f"{name_of(group[0].op)} in a warpgroup of {len(group)} warps; it needs 4"
+        raise fail(Divergence, text, group[0].lanes[0])
+    if any(warp.op is not group[0].op or warp.at != group[0].at for warp in group):
         _refuse_block(group, "warpgroup")
     _execute(group)
     return True
@@ -250,6 +251,7 @@ def _release(warps: list[Warp]) -> None:
     if not all(w.blocked and w.width == BLOCK and w.op is first.op and w.at == first.at for w in warps):
         _refuse_block(warps, "block")
     _execute(warps)
+    renew_block(now.block)
 
 
 def _refuse_block(warps: list[Warp], what: str) -> None:
@@ -259,6 +261,6 @@ def _refuse_block(warps: list[Warp], what: str) -> None:
         if not warp.live:
             parts.append(f"warp {warp.number} has returned")
         else:
-            parts.append(f"warp {warp.number} is at {name_of(warp.op)} ({line_of(in_kernel_of(warp.lanes[0]))})")
+            parts.append(f"warp {warp.number} is at {name_of(warp.op)} ({line_of(frame_of(warp.lanes[0]))})")
     alive = next(warp for warp in warps if warp.live)
     raise fail(Divergence, f"divergence in the {what}: " + "; ".join(parts), alive.lanes[0])

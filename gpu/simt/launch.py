@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .arrays import GlobalArray, LoneGlobalArray, bare
 from .errors import InvalidLaunch
 from .executor import run_block
-from .global_memory import Buffers
+from .global_memory import Buffers, Region, byte_bounds
 from .schedules import Schedule, default_schedule, parse
 from .shared_memory import SharedMemory
 from .state import now
@@ -31,11 +32,14 @@ class Dim3(NamedTuple):
 class Block:
     """The block that runs."""
 
-    __slots__ = ("index", "shared", "warps")
+    __slots__ = ("fences", "index", "interval", "reads", "shared", "warps")
 
-    def __init__(self, index: Dim3, shared: SharedMemory) -> None:
+    def __init__(self, index: Dim3, shared: SharedMemory, threads: int) -> None:
         self.index = index
         self.shared = shared
+        self.interval = 0
+        self.fences = np.zeros(threads, np.int64)  # proxy fences of each lane
+        self.reads: dict[int, Any] = {}  # pending reads of each warpgroup
         self.warps: list[Any] = []
 
 
@@ -64,6 +68,15 @@ def extent(value: Any, what: str) -> Dim3:
     return Dim3(*(int(s) for s in sizes + (1,) * (3 - len(sizes))))
 
 
+def handed(array: np.ndarray, memory: Buffers, lone: bool) -> GlobalArray:
+    """What the kernel gets for an array."""
+    kind = LoneGlobalArray if lone else GlobalArray
+    if not array.size:
+        address = array.__array_interface__["data"][0]
+        return kind(array, Region(address, address, [array]))
+    return kind(array, memory.region_of(byte_bounds(array)[0]))
+
+
 def run(
     kernel: Any, grid: Any, block: Any, shared_bytes: int, args: Sequence[Any], buffers: Sequence[np.ndarray],
     schedule: str | int | None = None,
@@ -73,8 +86,6 @@ def run(
     `args` may hold host addresses of memory in `buffers`, and arrays, which the kernel indexes; `buffers` are the
     arrays that it may touch by address: their elements, not the gaps of a view.  `schedule`: see `simt.scheduled`.
     """
-    from .global_arrays import handed
-
     if now.launch is not None:
         raise InvalidLaunch("a kernel is launched while another runs")
     grid, block = extent(grid, "grid"), extent(block, "block")
@@ -82,25 +93,23 @@ def run(
         raise InvalidLaunch(f"block={tuple(block)} has more than {LARGEST_BLOCK} threads")
     if not 0 <= shared_bytes <= LARGEST_SHARED:
         raise InvalidLaunch(f"shared_bytes={shared_bytes} must be at most {LARGEST_SHARED}")
-    arrays: list[np.ndarray] = []
     memory = Buffers()
-    arguments = [handed(a, memory, arrays) for a in args]
-    memory.add([*buffers, *arrays])
+    bares = [bare(a) for a in args]
+    memory.add([*buffers, *(a for a in bares if a is not None)])
+    lone = grid.x * grid.y * grid.z == 1
+    arguments = [a if b is None else handed(b, memory, lone) for a, b in zip(args, bares, strict=True)]
     function = getattr(kernel, "py_func", kernel)
-    launch = Launch(
-        function, grid, block, int(shared_bytes), arguments, memory, default_schedule() if schedule is None else parse(schedule)
-    )
+    chosen = default_schedule() if schedule is None else parse(schedule)
+    launch = Launch(function, grid, block, int(shared_bytes), arguments, memory, chosen)
     now.launch = launch
     shared = SharedMemory(launch.shared_bytes)
-    order = [Dim3(x, y, z) for z, y, x in itertools.product(range(grid.z), range(grid.y), range(grid.x))]
-    if schedule == "last":
-        order.reverse()
+    blocks = [Dim3(x, y, z) for z, y, x in itertools.product(range(grid.z), range(grid.y), range(grid.x))]
     try:
         with np.errstate(all="ignore"):
-            for number, index in enumerate(launch.schedule.turn(order)[::-1]):
+            for number, index in enumerate(launch.schedule.order(blocks)):
                 shared.reset()
-                now.block = Block(index, shared)
-                memory.enter(number)
+                now.block = Block(index, shared, block.x * block.y * block.z)
+                now.number = number + 1 if len(blocks) > 1 else 0
                 run_block()
     finally:
         now.lane = now.block = now.launch = now.members = None

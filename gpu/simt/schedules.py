@@ -25,8 +25,12 @@ class Schedule:
         self.name = name
         self.random = random.Random(name) if isinstance(name, int) else None
 
+    def order(self, blocks: list[Any]) -> list[Any]:
+        """The blocks in the order in which they run."""
+        return self.turn(blocks)[:: 1 if self.name == "last" else -1]
+
     def pick(self, ready: Sequence[Any]) -> Any:
-        """One of the warps (in ascending order) or blocks."""
+        """One of the warps, which are in ascending order."""
         if self.random is not None:
             return ready[int(self.random.random() * len(ready))]
         return ready[0 if self.name == "first" else -1]

@@ -1,0 +1,153 @@
+"""Global memory: the buffers of a launch, found by host address, and the race detector across blocks.
+
+Nothing orders the blocks of a launch: a cell that one writes and another reads or writes is a race.  A cell is as wide
+as the narrowest element of the arrays that it belongs to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable
+
+import numpy as np
+
+from .errors import Misaligned, OutOfBounds, Race, fail
+from .state import now
+
+__all__ = ["SEVERAL", "Buffers", "Region", "byte_bounds"]
+
+SEVERAL = -1
+
+
+def byte_bounds(a: np.ndarray) -> tuple[int, int]:
+    """First address of the elements of an array, and the one after the last."""
+    low = high = a.__array_interface__["data"][0]
+    for n, stride in zip(a.shape, a.strides, strict=True):
+        low, high = (low + (n - 1) * stride, high) if stride < 0 else (low, high + (n - 1) * stride)
+    return low, high + a.itemsize
+
+
+class Region:
+    """Memory [start, end) that one or more arrays span; offsets count from `origin`, a multiple of 16."""
+
+    def __init__(self, start: int, end: int, arrays: list[np.ndarray]) -> None:
+        self.start, self.end = start, end
+        self.origin = start & ~15
+        size = end - self.origin
+        self.arrays = arrays  # kept alive
+        self.bytes = np.frombuffer((ctypes.c_uint8 * size).from_address(self.origin), np.uint8)
+        self.shift = min(a.itemsize & -a.itemsize for a in arrays).bit_length() - 1
+        cells = (size >> self.shift) + 1
+        self.writers, self.readers = (array("i", bytes(4 * cells)) for _ in range(2))  # 1 + number of the block
+        self.writable = all(a.flags.writeable for a in arrays)
+        self.gaps: bytearray | None = None
+        if any(not a.flags.c_contiguous for a in arrays) or len(arrays) > 1:
+            self.gaps = self._gaps(size)
+
+    def _gaps(self, size: int) -> bytearray | None:
+        """1 at each byte that belongs to no element of the arrays; None: there are none."""
+        marks = bytearray(b"\1") * size
+        gaps = np.frombuffer(marks, np.uint8)
+        for a in self.arrays:
+            low = a.__array_interface__["data"][0] - self.origin
+            np.lib.stride_tricks.as_strided(gaps[low:], (*a.shape, a.itemsize), (*a.strides, 1))[...] = 0
+        return marks if gaps[self.start - self.origin :].any() else None
+
+    def read(self, cell: int, block: int) -> None:
+        """The running lane's block, which has not read the cell yet, reads."""
+        other = self.writers[cell]
+        if other and other != block:
+            raise self.race("reads", "wrote", cell)
+        self.readers[cell] = SEVERAL if self.readers[cell] else block
+
+    def write(self, cell: int, block: int) -> None:
+        """The running lane's block writes."""
+        if self.writers[cell] not in (0, block):
+            raise self.race("writes", "wrote", cell)
+        if self.readers[cell] not in (0, block):
+            raise self.race("writes", "read", cell)
+        self.writers[cell] = block
+
+    def race(self, does: str, did: str, cell: int) -> Race:
+        offset = (cell << self.shift) - (self.start - self.origin)
+        text = f"across blocks: it {does} offset {offset} of a buffer, which another block {did} in this launch"
+        return fail(Race, text)  # type: ignore[return-value]
+
+
+class Buffers:
+    """The buffers in order of address."""
+
+    def __init__(self) -> None:
+        self.regions: list[Region] = []
+        self.starts: list[int] = []
+
+    def add(self, arrays: Iterable[np.ndarray]) -> None:
+        """Overlapping arrays make one region."""
+        spans = sorted(((*byte_bounds(a), i, a) for i, a in enumerate(arrays) if a.size), key=lambda s: s[:3])
+        merged: list[tuple[int, int, list[np.ndarray]]] = []
+        for low, high, _, a in spans:
+            if merged and low < merged[-1][1]:
+                start, end, members = merged[-1]
+                merged[-1] = (start, max(end, high), [*members, a])
+            else:
+                merged.append((low, high, [a]))
+        self.regions = [Region(*m) for m in merged]
+        self.starts = [r.start for r in self.regions]
+
+    def region_of(self, address: int) -> Region:
+        """The region of an array."""
+        return self.regions[bisect_right(self.starts, address) - 1]
+
+    def find(self, address: int, nbytes: int, alignment: int, what: str) -> tuple[Region, int]:
+        """The region and offset of an access."""
+        i = bisect_right(self.starts, address) - 1
+        if i < 0 or address + nbytes > self.regions[i].end:
+            raise fail(OutOfBounds, self._outside(address, nbytes, what, i))
+        if address % alignment:
+            text = f"{what} of {alignment} bytes at global address {address:#x}: not a multiple of {alignment}"
+            raise fail(Misaligned, text)
+        region = self.regions[i]
+        offset = address - region.origin
+        if region.gaps is not None and region.gaps.find(1, offset, offset + nbytes) >= 0:
+            raise fail(
+                OutOfBounds,
+                f"{what} of {nbytes} bytes at offset {address - region.start} of a buffer is out of bounds: between "
+                "elements of its arrays",
+            )
+        return region, offset
+
+    def load(self, address: int, nbytes: int, alignment: int, what: str) -> np.ndarray:
+        """Read by the running lane."""
+        region, offset = self.find(address, nbytes, alignment, what)
+        block = now.number
+        if block:
+            readers = region.readers
+            for cell in range(offset >> region.shift, (offset + nbytes - 1 >> region.shift) + 1):
+                r = readers[cell]
+                if r != block and r != SEVERAL:
+                    region.read(cell, block)
+        return region.bytes[offset : offset + nbytes]
+
+    def store(self, address: int, data: np.ndarray) -> None:
+        """Written by the running lane."""
+        n = len(data)
+        region, offset = self.find(address, n, n, "store")
+        if not region.writable:
+            raise fail(OutOfBounds, f"store at offset {address - region.start} of a read-only buffer")
+        block = now.number
+        if block:
+            for cell in range(offset >> region.shift, (offset + n - 1 >> region.shift) + 1):
+                region.write(cell, block)
+        region.bytes[offset : offset + n] = data
+
+    def _outside(self, address: int, nbytes: int, what: str, i: int) -> str:
+        if not self.regions:
+            return f"{what} at global address {address:#x}: the launch has no buffers; pass them to simt.run"
+        near = self.regions[max(i, 0)]
+        return (
+            f"{what} of {nbytes} bytes at global address {address:#x} is out of bounds: offset {address - near.start} "
+            f"of the nearest buffer, which has {near.end - near.start} bytes"
+        )
+
