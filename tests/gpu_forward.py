@@ -111,7 +111,9 @@ class Call:
     def inputs(self) -> tuple[Operand, ...]:
         return tuple(operand(self.given[name]) for name in "qkv")
 
-    def run(self, kernel: Any, grid: Any, threads: int, shared: int, args: tuple[Any, ...], schedule: Any, *more: Any) -> None:
+    def run(
+        self, kernel: Any, grid: Any, threads: int, shared: int, args: tuple[Any, ...], schedule: Any, *more: Any
+    ) -> None:  # fmt: skip
         for x in self.given.values():
             x.setflags(write=False)
         if np.prod(grid):
@@ -161,7 +163,7 @@ def decode(call: Call, tiles: Tiles) -> dict[str, Array]:
     for p in parts:
         p.setflags(write=False)
     call.run(
-        k5.merge(spec), (case.Lq, case.H, case.B), k5.MERGE_THREADS, k5.merge_bytes(spec),
+        k5.merge(spec), (case.Lq, case.H, case.B), k5.merge_threads(spec), k5.merge_bytes(spec),
         (partial, operand(call.out), rows_of(call.lse), call.shape, call.lengths, call.scores),
         tiles.schedule, *parts, call.out, call.lse,
     )  # fmt: skip
@@ -172,12 +174,10 @@ def varlen(call: Call, tiles: Tiles) -> dict[str, Array]:
     """out and lse of k6."""
     case = call.problem.case
     spec = call.spec(tiles, varlen=True)
+    made = operand(call.out), rows_of(call.lse)
     call.run(
-        k6.forward(spec), (k6.grid(call.given["q"].shape[0], case.B, case.H, spec),), spec.threads, k6.shared_bytes(spec),
-        (
-            *call.inputs, operand(call.out), rows_of(call.lse), call.shape, band_of(case.mask), call.lengths, call.scores,
-            call.bias,
-        ),
+        k6.forward(spec), k6.grid(call.given["q"].shape[0], case.B, case.H, spec), spec.threads, k6.shared_bytes(spec),
+        (*call.inputs, *made, call.shape, band_of(case.mask), call.lengths, call.scores, call.bias),
         tiles.schedule, call.out, call.lse,
     )  # fmt: skip
     return {"out": call.out, "lse": call.lse}

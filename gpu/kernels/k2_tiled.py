@@ -33,12 +33,10 @@ from numpy import int32
 from gpu.target import SIMULATED, kernel
 
 from .arguments import BAND, SHAPE, Shape, Specialisation
-from .plain import GIVEN, extent_of, keys_of, load, products_of, real_of, score_of, span_of
+from .plain import GIVEN, extent_of, keys_of, load, products_of, real_of, score_of, size_of, span_of
 
-__all__ = ["SIZES", "Tile", "forward", "grid", "shared_bytes", "signature", "specialisations", "usual"]
+__all__ = ["Tile", "forward", "grid", "shared_bytes", "signature", "specialisations", "usual"]
 
-SIZES = (16, 32, 64, 128, 192, 256)
-"""Lengths that rows are padded to in shared memory."""
 ALIGNED = not SIMULATED  # told to the compiler, so that four numbers are read at a time; a device aligns to more
 
 
@@ -57,11 +55,8 @@ class Tile(NamedTuple):
 
 def usual(dtype: str, D: int, Dv: int, most: int = 96 * 1024) -> Tile:
     """The tile that suits sizes up to 256; of `most` bytes of shared memory, or as little as there can be."""
-    for name, size in (("D", D), ("Dv", Dv)):
-        if not 0 <= size <= SIZES[-1]:
-            raise ValueError(f"{name}={size} must be from 0 to {SIZES[-1]}; k1_naive takes any")
     rows, keys, columns = (64, 16, 64) if real_of(dtype).size == 4 else (64, 8, 32)
-    tile = Tile(next(n for n in SIZES if n >= D), rows, keys, min(columns, next(n for n in SIZES if n >= Dv)))
+    tile = Tile(size_of(D, "D"), rows, keys, min(columns, size_of(Dv, "Dv")))
     while shared_bytes(dtype, tile) > most and tile.rows > 32:
         tile = tile._replace(rows=tile.rows // 2)
     return tile

@@ -68,13 +68,14 @@ def forward(spec: Spec) -> Any:
         memory = ptx.shared_memory(cuda.shared.array(0, types.uint8))
         thread = int32(cuda.threadIdx.x)
         warp, lane = thread >> 5, thread & 31
-        b, h, row, start_q, start_k, Lq, Lk = place(int32(cuda.blockIdx.x), int32(ROWS_), shape, lengths)
+        b, h, row, start_q, start_k, Lq, Lk = place(ptx.block_x(), int32(ROWS_), shape, lengths)
         q_first = q.ptr + int64(b) * q.batch + int64(h) * q.head + start_q * q.row
         k_first = k.ptr + int64(b) * k.batch + int64(h // shape.group) * k.head + start_k * k.row
         v_first = v.ptr + int64(b) * v.batch + int64(h // shape.group) * v.head + start_k * v.row
-        offset = Lk - Lq if band.bottom_right != 0 else int32(0)
-        begin = begin_key(row, offset, band) // int32(KEYS) * int32(KEYS)
-        end = end_key(row, int32(ROWS_), offset, band, Lq, Lk)
+        Lq, Lk = int32(Lq), int32(Lk)
+        offset = int32(Lk - Lq) if band.bottom_right != 0 else int32(0)
+        begin = int32(begin_key(row, offset, band) // KEYS * KEYS)
+        end = int32(end_key(row, ROWS_, offset, band, Lq, Lk))
 
         unit = scores.scale * LOG2E
         negative = unit < 0 and not modified
@@ -89,8 +90,8 @@ def forward(spec: Spec) -> Any:
             slope = ptx.load_global_f32(scores.slopes + int64(h) * 4)
         bias_h = bias_of_head(bias, b, h)
 
-        own_row = row + warp * int32(OWN_ROWS)
-        own_q = memory + warp * int32(OWN_Q)
+        own_row = int32(row + warp * OWN_ROWS)
+        own_q = int32(memory + warp * OWN_Q)
         a = cuda.local.array(A_SIZE, int32)
         p = cuda.local.array(P_SIZE, int32)
         s = cuda.local.array(S_SIZE, float32)
@@ -101,18 +102,18 @@ def forward(spec: Spec) -> Any:
             o[i] = float32(0)
         for i in range(M_SIZE):
             m[i], l[i] = -INFINITE, float32(0)
-        current, other = memory + int32(BUFFERS), memory + int32(BUFFERS + BUFFER)
+        current, other = int32(memory + BUFFERS), int32(memory + BUFFERS + BUFFER)
         if begin < end:
             load_q(memory, q_first, q.row, row, Lq, shape.D, thread)
             load_k(current, k_first, k.row, begin, Lk, shape.D, thread)
-            load_v(current + int32(VALUES), v_first, v.row, begin, Lk, shape.Dv, thread)
+            load_v(int32(current + VALUES), v_first, v.row, begin, Lk, shape.Dv, thread)
             ptx.commit_copies()
         for key in range(begin, end, int32(KEYS)):
             ptx.wait_copies()
             cuda.syncthreads()  # this tile has arrived, and nobody reads the other one any more
             if key + KEYS < end:
-                load_k(other, k_first, k.row, key + int32(KEYS), Lk, shape.D, thread)
-                load_v(other + int32(VALUES), v_first, v.row, key + int32(KEYS), Lk, shape.Dv, thread)
+                load_k(other, k_first, k.row, int32(key + KEYS), Lk, shape.D, thread)
+                load_v(int32(other + VALUES), v_first, v.row, int32(key + KEYS), Lk, shape.Dv, thread)
                 ptx.commit_copies()
             for i in range(S_SIZE):
                 s[i] = float32(0)
@@ -123,34 +124,40 @@ def forward(spec: Spec) -> Any:
             else:
                 stripes_transposed(s, own_q, current, lane)
             if modified:
-                modify(s, scores, bias_h, slope, own_row, key, Lk - Lq, Lq, Lk, lane)
+                modify(s, scores, bias_h, slope, own_row, key, int32(Lk - Lq), Lq, Lk, lane)
             elif negative:
                 for i in range(S_SIZE):
                     s[i] = -s[i]
-            if not whole(key, int32(KEYS), own_row, int32(OWN_ROWS), offset, band, Lk):
+            if not whole(key, KEYS, own_row, OWN_ROWS, offset, band, Lk):
                 hide(s, own_row, key, offset, band, Lk, lane)
             update(s, m, l, o, unit)
             pack(p, s)
-            times(o, p, current + int32(VALUES), lane)
+            times(o, p, int32(current + VALUES), lane)
             current, other = other, current
 
+        # found again rather than kept in registers, of which the loop has none to spare
+        b, h, row, start_q, start_k, Lq, Lk = place(ptx.block_x(), int32(ROWS_), shape, lengths)
+        own_row = int32(row + warp * OWN_ROWS)
         sink = -INFINITE
         if scores.sinks != 0:
             sink = ptx.load_global_f32(scores.sinks + int64(h) * 4)
         factor = cuda.local.array(M_SIZE, float32)
         row_lse = cuda.local.array(M_SIZE, float32)
         finish(m, l, unit, sink, factor, row_lse)
+        for r in range(M_SIZE):
+            if own_row + (r >> 1) * 16 + (r & 1) * 8 + (lane >> 2) >= Lq:
+                factor[r], row_lse[r] = float32(0), -INFINITE
         apply(o, factor)
         limit = Lq if lengths.start_q != 0 else shape.Lq  # rows beyond a length are written too: 0, and -inf
         cuda.syncthreads()  # nobody reads q any more: outputs take its place
-        own_out = memory + warp * int32(OWN_OUT)
+        own_out = int32(memory + warp * OWN_OUT)
         save(o, own_out, lane)
         cuda.syncwarp()
         first = out.ptr + int64(b) * out.batch + int64(h) * out.head + start_q * out.row
         store(own_out, first, out.row, own_row, limit, shape.Dv, lane)
         if lane & 3 == 0:
             for r in range(M_SIZE):
-                i = own_row + int32(r >> 1) * int32(16) + int32(r & 1) * int32(8) + (lane >> 2)
+                i = own_row + (r >> 1) * 16 + (r & 1) * 8 + (lane >> 2)
                 if i < limit:
                     at = lse.ptr + int64(b) * lse.batch + int64(h) * lse.head + (start_q + i) * 4
                     ptx.store_global_f32(at, row_lse[r])

@@ -12,7 +12,7 @@ rounded where scores are large.  No key seen: total = 0, and o is not read.  The
 
     split    grid(B, Hkv, group * Lq, splits, spec), block (spec.threads,), shared_bytes(spec)
              q, k, v, partial, shape, band, lengths, scores, bias
-    merge    grid (Lq, H, B), block (MERGE_THREADS,), merge_bytes(spec)
+    merge    grid (Lq, H, B), block (merge_threads(spec),), merge_bytes(spec)
              partial, out, lse, shape, lengths, scores
 
 on the same stream.  Source: Dao et al. 2023, Flash-Decoding; Milakov and Gimelshein 2018, section 3.1 (the merge).
@@ -28,12 +28,20 @@ from numba.cuda import types
 from numpy import float32, int32, int64
 
 from gpu import ptx
-from gpu.target import device, kernel
+from gpu.target import kernel
 
 from .arguments import BAND, BIAS, LENGTHS, OPERAND, SCORES, SHAPE, Specialisation
 from .grouped import grouped
 from .k5_merge import (
-    MAX_SPLITS, MERGE_SIGNATURE, MERGE_THREADS, PARTIAL, Partial, merge, merge_bytes, splits_for, workspace,
+    MAX_SPLITS,
+    MERGE_SIGNATURE,
+    PARTIAL,
+    Partial,
+    merge,
+    merge_bytes,
+    merge_threads,
+    splits_for,
+    workspace,
 )  # fmt: skip
 from .places import begin_key, end_key, extent, whole
 from .softmax import INFINITE, LOG2E, softmax_of
@@ -41,7 +49,7 @@ from .spec import HEAD_SIZES, Spec
 from .tiles import load_by_warp, packing, row_bytes, tile_of
 
 __all__ = [
-    "MAX_SPLITS", "MERGE_SIGNATURE", "MERGE_THREADS", "PARTIAL", "Partial", "SIGNATURE", "grid", "merge", "merge_bytes",
+    "MAX_SPLITS", "MERGE_SIGNATURE", "PARTIAL", "Partial", "SIGNATURE", "grid", "merge", "merge_bytes", "merge_threads",
     "shared_bytes", "specialisations", "split", "splits_for", "usual", "workspace",
 ]  # fmt: skip
 
@@ -73,7 +81,7 @@ def _out_bytes(spec: Spec) -> int:
 
 
 def shared_bytes(spec: Spec) -> int:
-    """Dynamic shared memory of `split`: the rows of q, a (top, total) for each row and warp, and what the warps have."""
+    """Dynamic shared memory of `split`: rows of q, a (top, total) for each row and warp, and what the warps have."""
     rows = 16 * spec.row_tiles
     return rows * row_bytes(spec.D) + 8 * rows * spec.warps + spec.warps * _warp_bytes(spec)
 
@@ -262,7 +270,7 @@ def specialisations() -> list[Specialisation]:
                 )  # fmt: skip
             found.append(
                 Specialisation(
-                    f"decode merge {dtype} Dv={D}", merge(spec).py_func, MERGE_SIGNATURE, MERGE_THREADS,
+                    f"decode merge {dtype} Dv={D}", merge(spec).py_func, MERGE_SIGNATURE, merge_threads(spec),
                     merge_bytes(spec), archs, 0,
                 )
             )  # fmt: skip

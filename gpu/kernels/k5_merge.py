@@ -23,11 +23,11 @@ from .softmax import INFINITE, LN2, LOG2E
 from .spec import Spec
 
 __all__ = [
-    "MAX_SPLITS", "MERGE_SIGNATURE", "MERGE_THREADS", "PARTIAL", "Partial", "merge", "merge_bytes", "splits_for", "workspace",
+    "MAX_SPLITS", "MERGE_SIGNATURE", "PARTIAL", "Partial", "merge", "merge_bytes", "merge_threads", "splits_for",
+    "workspace",
 ]  # fmt: skip
 
-MAX_SPLITS, MERGE_THREADS = 128, 128
-WARPS = MERGE_THREADS // 32
+MAX_SPLITS = 128
 
 
 class Partial(NamedTuple):
@@ -50,7 +50,7 @@ def splits_for(heads: int, rows: int, Lk: int, multiprocessors: int, spec: Spec)
 
     `heads` = B * Hkv, `rows` = group * Lq.  The time is modelled as (waves of blocks) x (steps of a block + 4), where a
     step is a tile of keys for each warp, two blocks share a multiprocessor, and 4 steps stand for
-    starting a block and for writing and merging its part.  The smallest of the best numbers is taken.
+    starting a block and for writing and merging its part.  The smallest number within 5 % of the best is taken.
     """
     rows_of_blocks = heads * -(-rows // (16 * spec.row_tiles))
     steps = max(1, -(-Lk // (spec.warps * spec.keys)))
@@ -58,7 +58,9 @@ def splits_for(heads: int, rows: int, Lk: int, multiprocessors: int, spec: Spec)
     def time(splits: int) -> int:
         return -(-rows_of_blocks * splits // (2 * multiprocessors)) * (-(-steps // splits) + 4)
 
-    return min(range(1, min(MAX_SPLITS, steps) + 1), key=time)
+    choices = range(1, min(MAX_SPLITS, steps) + 1)
+    best = min(map(time, choices))
+    return next(splits for splits in choices if 100 * time(splits) <= 105 * best)
 
 
 def workspace(heads: int, rows: int, splits: int, spec: Spec) -> tuple[int, int]:
@@ -66,20 +68,28 @@ def workspace(heads: int, rows: int, splits: int, spec: Spec) -> tuple[int, int]
     return 4 * heads * splits * rows * spec.Dv, 8 * heads * splits * rows
 
 
+def merge_threads(spec: Spec) -> int:
+    """Threads of a block of `merge`: at least one for each four columns."""
+    return max(spec.threads, -(-spec.Dv // 128) * 32)
+
+
 def merge_bytes(spec: Spec) -> int:
-    """Dynamic shared memory of `merge`: a weight for each split, two numbers for each warp, and a sum for each thread."""
-    return 4 * MAX_SPLITS + 8 * (MERGE_THREADS // 32) + 16 * MERGE_THREADS
+    """Dynamic shared memory of `merge`: a weight a split, two numbers a warp, and sums of four columns a thread."""
+    threads = merge_threads(spec)
+    return -(-(4 * MAX_SPLITS + 8 * (threads // 32)) // 16) * 16 + 16 * threads
 
 
 @functools.lru_cache(maxsize=None)
 def merge(spec: Spec) -> Any:
     """The kernel that merges; of `spec` it takes dtype, Dv and vector."""
-    SUMS, OUTPUTS = 4 * MAX_SPLITS, 4 * MAX_SPLITS + 8 * WARPS
+    THREADS = merge_threads(spec)
+    WARPS, EACH = THREADS // 32, -(-MAX_SPLITS // THREADS)
+    SUMS, OUTPUTS = 4 * MAX_SPLITS, -(-(4 * MAX_SPLITS + 8 * WARPS) // 16) * 16
     DV, CHUNKS = spec.Dv, spec.Dv // 4
-    SUBSETS = MERGE_THREADS // CHUNKS
+    SUBSETS = THREADS // CHUNKS
     vector, pack = spec.vector, spec.pack
 
-    @kernel(MERGE_THREADS)
+    @kernel(THREADS)
     def merge(partial, out, lse, shape, lengths, scores):  # type: ignore[no-untyped-def]
         memory = ptx.shared_memory(cuda.shared.array(0, types.uint8))
         thread = int32(cuda.threadIdx.x)
@@ -91,14 +101,18 @@ def merge(spec: Spec) -> Any:
         head = ptx.divide(h, group)
         row = (int64(b) * ptx.divide(shape.H, group) + head) * splits * rows + i * group + h - head * group
 
-        top, total = -INFINITE, float32(0)  # of this thread's split
-        if thread < splits and i < Lq:
-            at = partial.sums + (row + int64(thread) * rows) * 8
-            top, total = ptx.load_global_f32(at), ptx.load_global_f32(at + 4)
+        tops, totals = cuda.local.array(EACH, float32), cuda.local.array(EACH, float32)  # of this thread's splits
+        highest = -INFINITE
+        for n in range(EACH):
+            part = int32(thread + int32(n * THREADS))
+            tops[n], totals[n] = -INFINITE, float32(0)
+            if part < splits and i < Lq:
+                at = partial.sums + (row + int64(part) * rows) * 8
+                tops[n], totals[n] = ptx.load_global_f32(at), ptx.load_global_f32(at + 4)
+            highest = max(highest, tops[n])
         sink = -INFINITE
         if scores.sinks != 0 and i < Lq:
             sink = ptx.load_global_f32(scores.sinks + int64(h) * 4) * LOG2E
-        highest = top
         for bit in range(5):
             highest = max(highest, ptx.shuffle_xor(highest, 1 << bit))
         if thread & 31 == 0:
@@ -107,12 +121,15 @@ def merge(spec: Spec) -> Any:
         highest = sink
         for w in range(WARPS):
             highest = max(highest, ptx.load_shared_f32(memory + int32(SUMS + w * 8)))
-        weight = float32(-1)  # this split has no key for this row
         whole = float32(0)
-        if total != 0:
-            weight = ptx.ex2(top - highest)
-            whole = total * weight
-        ptx.store_shared_f32(memory + thread * int32(4), weight)
+        for n in range(EACH):
+            part = int32(thread + int32(n * THREADS))
+            weight = float32(-1)  # this split has no key for this row
+            if totals[n] != 0:
+                weight = ptx.ex2(tops[n] - highest)
+                whole += totals[n] * weight
+            if part < splits:
+                ptx.store_shared_f32(memory + part * int32(4), weight)
         for bit in range(5):
             whole += ptx.shuffle_xor(whole, 1 << bit)
         if thread & 31 == 0:

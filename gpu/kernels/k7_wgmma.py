@@ -157,20 +157,23 @@ def forward(spec: Spec) -> Any:
             ptx.wait_copies()
             ptx.fence_async_proxy()
             cuda.syncthreads()  # this tile of k and the last of v have arrived, nobody reads the others any more
-            if key + KEYS < end:
-                load_k(k_next, k_first, k.row, int32(key + int32(KEYS)), Lk, shape.D, thread)
-            load_v(v_next, v_first, v.row, key, Lk, shape.Dv, thread)
-            ptx.commit_copies()
             pin_s(s)
             pin_p(p)
             pin_o(o)
             ptx.wgmma_fence()
             scores_of(s, q_own, ptx.descriptor(k_now, int32(0), int32(1024)))
             ptx.wgmma_commit()
+            if key + KEYS < end:
+                load_k(k_next, k_first, k.row, int32(key + int32(KEYS)), Lk, shape.D, thread)
+            load_v(v_next, v_first, v.row, key, Lk, shape.Dv, thread)
+            ptx.commit_copies()
             if key > begin:
+                ptx.wgmma_fence()
                 add_values(o, p, ptx.descriptor(v_now, int32(V_PANEL), int32(1024)))
-            ptx.wgmma_commit()
-            ptx.wgmma_wait_but_one()
+                ptx.wgmma_commit()
+                ptx.wgmma_wait_but_one()
+            else:
+                ptx.wgmma_wait()
             pin_s(s)
             if modified:
                 modify(s, scores, bias_h, slope, own_row, key, int32(Lk - Lq), Lq, Lk, lane)
@@ -181,6 +184,7 @@ def forward(spec: Spec) -> Any:
                 hide(s, own_row, key, offset, band, Lk, lane)
             for half in range(2):
                 shrink[half] = weigh_row(s, m, l, unit, 0, half)
+            ptx.hold(l[0] + l[1])
             ptx.wgmma_wait()
             pin_o(o)
             apply(o, shrink)

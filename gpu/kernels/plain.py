@@ -21,7 +21,7 @@ from gpu.target import device
 from .arguments import named
 
 __all__ = [
-    "GIVEN", "Given", "Real", "extent_of", "keys_of", "load", "products_of", "real_of", "score_of", "span_of",
+    "GIVEN", "Given", "Real", "extent_of", "keys_of", "load", "products_of", "real_of", "score_of", "size_of", "span_of",
 ]  # fmt: skip
 
 
@@ -44,6 +44,17 @@ class Given(NamedTuple):
 
 
 GIVEN = named(Given, *[types.int32] * 8)
+
+
+SIZES = (16, 32, 64, 128, 192, 256)
+"""Lengths that rows are padded to in shared memory."""
+
+
+def size_of(D: int, name: str) -> int:
+    """The padded length of rows of D numbers."""
+    if not 0 <= D <= SIZES[-1]:
+        raise ValueError(f"{name}={D} must be from 0 to {SIZES[-1]}; k1_naive takes any")
+    return next(n for n in SIZES if n >= D)
 
 
 class Real(NamedTuple):
@@ -139,6 +150,7 @@ def score_of(dtype: str) -> Any:
     With softcap c (0: none) and slope m: c tanh(scale x / c) - m |i + Lk - Lq - j| + bias[b, h, i, j].
     """
     real = real_of(dtype).cast
+    hidden = real(-np.inf)
 
     @device
     def score(x, b, h, i, j, Lq, Lk, scale, softcap, bias, slopes, given):  # type: ignore[no-untyped-def]
@@ -150,7 +162,8 @@ def score_of(dtype: str) -> Any:
         if given.bias != 0:
             at_b, at_h = b if bias.shape[0] > 1 else 0, h if bias.shape[1] > 1 else 0
             at_i, at_j = i if bias.shape[2] > 1 else 0, j if bias.shape[3] > 1 else 0
-            x += real(bias[at_b, at_h, at_i, at_j])
+            y = real(bias[at_b, at_h, at_i, at_j])
+            x = y if y == hidden else x + y  # it hides a NaN too
         return x
 
     return score

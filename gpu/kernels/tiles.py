@@ -70,96 +70,101 @@ def tile_of(D: int, rows: int, stripes: int, threads: int, dtype: str, vector: b
         c[i + 4], c[i + 5], c[i + 6], c[i + 7] = d[0], d[1], d[2], d[3]
 
     @device
-    def copy_chunk(shared, first, stride, row, limit, used, r, chunk):  # type: ignore[no-untyped-def]
-        exists = row + r < limit and chunk * 8 < used
-        source = first + int64(row + r) * stride + int64(chunk * 16) if exists else first
-        to = shared + r * int32(ROW) + chunk * int32(16)
+    def copy_chunk(to, source, row, limit, left):  # type: ignore[no-untyped-def]
+        """Eight columns of a row, of which `left` exist; where none is to be read, the address may be any."""
+        exists = row < limit and left > 0
         if vector:
             ptx.copy_async(to, source, int32(16) if exists else int32(0))
         else:
             for e in range(8):
                 x = int32(0)
-                if exists and chunk * 8 + e < used:
+                if exists and e < left:
                     x = ptx.load_global_b16(source + e * 2)
-                ptx.store_shared_b16(to + e * 2, x)
+                ptx.store_shared_b16(int32(to + e * 2), x)
 
     @device
     def load(shared, first, stride, row, limit, used, thread):  # type: ignore[no-untyped-def]
-        r = thread // int32(CHUNKS)
-        chunk = thread - r * int32(CHUNKS)
-        for i in range(LOADS):
-            if STRIDE > 0:  # each thread stays in its column
+        if STRIDE > 0:  # each thread stays in its column and walks down: few addresses are held
+            r = int32(thread // CHUNKS)
+            chunk = int32(thread - r * CHUNKS)
+            to, left = int32(shared + r * ROW + chunk * 16), int32(used - chunk * 8)
+            source, step = first + int64(row + r) * stride + chunk * 16, stride * STRIDE
+            for i in range(LOADS):
                 if EVEN or r + i * STRIDE < rows:
-                    copy_chunk(shared, first, stride, row, limit, used, r + int32(i * STRIDE), chunk)
-            else:
-                c = thread + int32(i * threads)
-                if EVEN or c < rows * CHUNKS:
-                    r = c // int32(CHUNKS)
-                    copy_chunk(shared, first, stride, row, limit, used, r, c - r * int32(CHUNKS))
+                    copy_chunk(int32(to + i * STRIDE * ROW), source, int32(row + r + i * STRIDE), limit, left)
+                source += step
+        else:
+            for i in range(LOADS):
+                c = int32(thread + i * threads)
+                r = int32(c // CHUNKS)
+                chunk = int32(c - r * CHUNKS)
+                if EVEN or r < rows:
+                    to, source = int32(shared + r * ROW + chunk * 16), first + int64(row + r) * stride + chunk * 16
+                    copy_chunk(to, source, int32(row + r), limit, int32(used - chunk * 8))
 
     @device
     def fragments(a, shared, lane):  # type: ignore[no-untyped-def]
-        own = shared + (lane & 15) * ROW + (lane >> 4) * 16
+        own = int32(shared + (lane & 15) * ROW + (lane >> 4) * 16)
         for t in range(stripes):
             for k in range(STEPS):
-                x = ptx.ldmatrix_x4(own + t * STEP16 + k * 32)
+                x = ptx.ldmatrix_x4(int32(own + t * STEP16 + k * 32))
                 for e in range(4):
                     a[(t * STEPS + k) * 4 + e] = x[e]
 
     @device
     def times_transposed(c, a, shared, lane):  # type: ignore[no-untyped-def]
-        own = shared + ((lane & 7) + (lane >> 4) * 8) * ROW + (lane >> 3 & 1) * 16
+        own = int32(shared + ((lane & 7) + (lane >> 4) * 8) * ROW + (lane >> 3 & 1) * 16)
         for k in range(STEPS):
             for n in range(BLOCKS):
-                b = ptx.ldmatrix_x4(own + n * STEP16 + k * 32)
+                b = ptx.ldmatrix_x4(int32(own + n * STEP16 + k * 32))
                 for t in range(stripes):
                     i = (t * STEPS + k) * 4
                     multiply(c, (t * BLOCKS + n) * 8, a[i], a[i + 1], a[i + 2], a[i + 3], b)
 
     @device
     def stripes_transposed(c, stripes_, shared, lane):  # type: ignore[no-untyped-def]
-        left = stripes_ + (lane & 15) * ROW + (lane >> 4) * 16
-        own = shared + ((lane & 7) + (lane >> 4) * 8) * ROW + (lane >> 3 & 1) * 16
+        left = int32(stripes_ + (lane & 15) * ROW + (lane >> 4) * 16)
+        own = int32(shared + ((lane & 7) + (lane >> 4) * 8) * ROW + (lane >> 3 & 1) * 16)
         a = cuda.local.array(STEP_A, int32)
         for k in range(STEPS):
             for t in range(stripes):
-                x = ptx.ldmatrix_x4(left + t * STEP16 + k * 32)
+                x = ptx.ldmatrix_x4(int32(left + t * STEP16 + k * 32))
                 for e in range(4):
                     a[t * 4 + e] = x[e]
             for n in range(BLOCKS):
-                b = ptx.ldmatrix_x4(own + n * STEP16 + k * 32)
+                b = ptx.ldmatrix_x4(int32(own + n * STEP16 + k * 32))
                 for t in range(stripes):
                     i = t * 4
                     multiply(c, (t * BLOCKS + n) * 8, a[i], a[i + 1], a[i + 2], a[i + 3], b)
 
     @device
     def times(c, a, shared, lane):  # type: ignore[no-untyped-def]
-        own = shared + ((lane & 7) + (lane >> 3 & 1) * 8) * ROW + (lane >> 4) * 16
+        own = int32(shared + ((lane & 7) + (lane >> 3 & 1) * 8) * ROW + (lane >> 4) * 16)
         for k in range(BLOCKS):
             for n in range(STEPS):
-                b = ptx.ldmatrix_x4_trans(own + k * STEP16 + n * 32)
+                b = ptx.ldmatrix_x4_trans(int32(own + k * STEP16 + n * 32))
                 for t in range(stripes):
                     i = (t * BLOCKS + k) * 4
                     multiply(c, (t * STEPS + n) * 8, a[i], a[i + 1], a[i + 2], a[i + 3], b)
 
     @device
     def save(c, shared, lane):  # type: ignore[no-untyped-def]
-        own = shared + (lane >> 2) * ROW + (lane & 3) * 4
+        own = int32(shared + (lane >> 2) * ROW + (lane & 3) * 4)
         for t in range(stripes):
             for n in range(2 * STEPS):
                 i = (t * 2 * STEPS + n) * 4
-                ptx.store_shared_b32(own + t * STEP16 + n * 16, pack(c[i], c[i + 1]))
-                ptx.store_shared_b32(own + t * STEP16 + 8 * ROW + n * 16, pack(c[i + 2], c[i + 3]))
+                ptx.store_shared_b32(int32(own + t * STEP16 + n * 16), pack(c[i], c[i + 1]))
+                ptx.store_shared_b32(int32(own + t * STEP16 + 8 * ROW + n * 16), pack(c[i + 2], c[i + 3]))
 
     @device
     def store(shared, first, stride, row, limit, used, lane):  # type: ignore[no-untyped-def]
         for i in range(STORES):
-            c = lane + int32(i * 32)
-            r = c // int32(CHUNKS)
-            chunk = c - r * int32(CHUNKS)
+            c = int32(lane + i * 32)
+            r = int32(c // CHUNKS)
+            chunk = int32(c - r * CHUNKS)
             if row + r < limit and chunk * 8 < used:
-                to = first + int64(row + r) * stride + int64(chunk * 16)
-                x = ptx.load_shared_b32x4(shared + r * int32(ROW) + chunk * int32(16))
+                to = first + int64(row + r) * stride + chunk * 16
+                x = ptx.load_shared_b32x4(int32(shared + r * ROW + chunk * 16))
                 if vector:
                     ptx.store_global_b32x4(to, x[0], x[1], x[2], x[3])
                 else:

@@ -78,7 +78,7 @@ def fitted(usual: Spec, machine: Machine, shared_bytes: Callable[[Spec], int], *
         elif spec.warps > step:
             spec = replace(spec, warps=max(step, spec.warps // 2 // step * step))
         else:
-            raise Refused(f"D={usual.D}, Dv={usual.Dv}: no tile fits the {machine.shared_bytes} bytes of {machine.name}")
+            raise Refused(f"D={usual.D}, Dv={usual.Dv}: no tile fits {machine.shared_bytes} bytes of {machine.name}")
     return spec
 
 

@@ -181,7 +181,7 @@ def _decode(p: Problem, out: Array, lse: Array, m: Machine) -> None:
         operands.used(p, *parts), p.q.device, p.stream,
     )  # fmt: skip
     launch(
-        k5.merge(spec), k5.MERGE_SIGNATURE, (p.Lq, p.H, p.B), k5.MERGE_THREADS, k5.merge_bytes(spec),
+        k5.merge(spec), k5.MERGE_SIGNATURE, (p.Lq, p.H, p.B), k5.merge_threads(spec), k5.merge_bytes(spec),
         (partial, operands.operand(out), operands.rows(lse), shape, lengths, scores),
         operands.used(p, out, lse, *parts), p.q.device, p.stream,
     )  # fmt: skip

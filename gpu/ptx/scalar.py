@@ -10,11 +10,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numba import cuda
 
 from .primitive import b32, collective, f32, primitive
 
 __all__ = [
-    "bits_of", "divide", "ex2", "float_of", "lg2", "pack_bf16", "pack_f16", "shuffle_xor", "unpack_high_bf16",
+    "bits_of", "block_x", "divide", "ex2", "float_of", "lg2", "pack_bf16", "pack_f16", "shuffle_xor", "unpack_high_bf16",
     "unpack_high_f16", "unpack_low_bf16", "unpack_low_f16",
 ]  # fmt: skip
 
@@ -32,6 +33,12 @@ def lg2(x: Any) -> Any:
     """log2(x); absolute error 2**-22 on (1/2, 2), relative error 2**-22 elsewhere; log2(0) = -inf."""
     with np.errstate(divide="ignore"):
         return np.log2(np.float32(x))
+
+
+@primitive("mov.u32 $0, %ctaid.x;", b32, (), memory=True)
+def block_x() -> Any:
+    """`cuda.blockIdx.x`, read anew at each call: what is made of it need not stay in registers in between."""
+    return np.int32(cuda.blockIdx.x)
 
 
 @primitive("mov.b32 $0, $1;", f32, (b32,))

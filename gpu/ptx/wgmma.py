@@ -35,14 +35,14 @@ from numpy import int64
 
 from gpu.target import SIMULATED, device
 
-from .primitive import b32, collective, primitive
+from .primitive import b32, f32, collective, primitive
 
 if SIMULATED:
     from gpu import simt
 
     from . import wgmma_model
 
-__all__ = [
+__all__ = ["hold",
     "descriptor", "fence_async_proxy", "of_first_lane", "pin", "wgmma_commit", "wgmma_fence", "wgmma_product",
     "wgmma_wait", "wgmma_wait_but_one",
 ]  # fmt: skip
@@ -63,6 +63,14 @@ def descriptor(address, leading, stride):  # type: ignore[no-untyped-def]
 def of_first_lane(x: Any) -> Any:
     """The x of the warp's lane 0: so the compiler knows that it is the same in all, as a descriptor must be."""
     return np.repeat(x[:1], len(x))
+
+
+@primitive(
+    "{ .reg .pred p; .reg .b32 m; setp.lt.f32 p, $0, 0f00000000; selp.b32 m, 1, -1, p; bar.warp.sync m; }", None,
+    (f32,), memory=True,
+)
+def hold(x: Any) -> None:
+    """x"""
 
 
 @primitive("fence.proxy.async.shared::cta;", None, (), memory=True)

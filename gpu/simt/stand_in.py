@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from . import warp_functions
 from .arrays import shared_array
-from .errors import SimtError, fail
+from .errors import InvalidLaunch, SimtError, fail
 from .launch import run
 from .local_arrays import local_array
 from .state import now
@@ -73,6 +73,8 @@ def configure(self: Any, configuration: tuple[Any, ...]) -> Any:
     """`kernel[grid, block, stream, shared_bytes]`"""
     from numba.cuda.errors import normalize_kernel_dimensions
 
+    if now.launch is not None:
+        raise fail(InvalidLaunch, f"{self.fn.__name__} is launched while a kernel runs")
     self.grid_dim, self.block_dim = normalize_kernel_dimensions(*configuration[:2])
     self.dynshared_size = configuration[3] if len(configuration) > 3 else 0
     return self
