@@ -27,12 +27,12 @@ from refattn.masks import Mask, Padding
 from refattn.precision import Conventions, Precision, Unsupported, preset
 from refattn.visibility import And
 
-__all__ = ["GPUAttention", "attention", "decode", "naive", "tensor_core", "tiled", "varlen", "wgmma"]
+__all__ = ["FORCED", "GPUAttention", "attention", "decode", "naive", "tensor_core", "tiled", "varlen", "wgmma"]
 
 Array = np.ndarray[Any, Any]
 
 LIMIT = 2e7
-"""Multiplications of a case, padded to tiles, that the executor is given: a minute or less."""
+"""Multiplications of a case, as `GPUAttention.work` counts them, that the executor is given: some seconds."""
 FROM_LSE = "gpu.kernels.weights: the backward makes the weights again as exp(score - lse), as FlashAttention-2 does"
 
 
@@ -76,12 +76,23 @@ class GPUAttention:
         reason = _refused(case)
         if reason is None and SIMULATED:
             limit = float(os.environ.get("GPU_EXECUTOR_LIMIT", LIMIT))
-            work = _work(case)
+            work = self.work(case)
             if work > limit:
                 reason = f"too large for the executor: {work:.1g} multiplications, the limit is {limit:.1g}"
         if reason is None and not SIMULATED and util.find_spec("cupy") is None:
             reason = "CuPy is not installed"
         return reason
+
+    @staticmethod
+    def work(case: Case) -> float:
+        """Multiplications: padded to 16 rows and columns on tensor cores; eight times as many on 32 and 64 bits."""
+        plain = case.dtype in ("float32", "float64")
+
+        def padded(n: int) -> int:
+            return n if plain else -(-n // 16) * 16
+
+        size = case.B * case.H * padded(case.Lq) * padded(case.Lk) * (padded(case.D) + padded(case.Dv))
+        return size * (8 if plain else 1) * (4.5 if case.backward else 1)  # 7 products follow the forward's 2
 
     def precision(self, case: Case) -> Precision:
         contract = preset(case.dtype, case.out_dtype)
@@ -146,17 +157,6 @@ def _bias_dtype(case: Case) -> str | None:
     if case.bias is None or case.bias.dtype in (case.dtype, "float32"):
         return "float32" if case.bias is None else case.bias.dtype
     return "float32" if FORMATS[case.bias.dtype].bits <= FORMATS["float32"].bits else None
-
-
-def _work(case: Case) -> float:
-    """Multiplications, each padded to tiles of 16 rows and 16 columns of tensor cores."""
-
-    def padded(n: int) -> int:
-        return -(-n // 16) * 16 if case.dtype in ("float16", "bfloat16") else n
-
-    products = 7 if case.backward else 0
-    size = case.B * case.H * padded(case.Lq) * padded(case.Lk)
-    return size * (padded(case.D) + padded(case.Dv)) * (1 + products / 2)
 
 
 def _options(case: Case, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,3 +247,5 @@ tensor_core = GPUAttention("tensor_core")
 decode = GPUAttention("decode")
 varlen = GPUAttention("varlen")
 wgmma = GPUAttention("wgmma")
+FORCED = {str(x.kernel): x for x in (naive, tiled, tensor_core, decode, varlen, wgmma)}
+"""By name, those that force a kernel."""

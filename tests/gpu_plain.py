@@ -1,21 +1,22 @@
-"""Kernels k1 and k2 as implementations of the suite, on NumPy arrays in the executor, and cases for them."""
+"""Kernels k1 and k2 as implementations of the suite, on NumPy arrays and without gpu.launch, and cases for them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpu.kernels import k1_naive, k2_tiled
+from gpu.kernels import k1_naive, k2_gradients, k2_tiled
 from gpu.kernels.arguments import NO_LIMIT, Band, Shape
 from gpu.kernels.plain import Given
 from refattn.alibi import slopes
 from refattn.case import BiasSpec, Case, Dense, Packed, Strided
 from refattn.implementation import Function
-from refattn.inputs import BIAS, SINKS
+from refattn.inputs import BIAS, SINKS, Problem, make
 from refattn.masks import Causal, Mask, Window
+from refattn.precision import Precision, preset
 from refattn.visibility import And
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 ALIBI = BiasSpec("HQK", "float32", "alibi")
 """Handed over as slopes."""
+HARD = (
+    "normal", "peaked", "ties", "rising", "falling", "large_logits", "all_negative_logits", "far_below", "underflow",
+    "poisoned", "poisoned_pairs",
+)  # fmt: skip
 
 
 @dataclass
@@ -55,14 +60,14 @@ def call_of(case: Case, arrays: Mapping[str, Array]) -> Call:
         x["dlse"] = arrays["dlse"][None]
     alibi = case.bias == ALIBI and case.q_lens is case.k_lens is None  # the family knows no lengths
     x["bias"] = arrays["bias"].astype(np.float32) if case.bias and not alibi else np.zeros((1, 1, 1, 1), np.float32)
-    x["slopes"] = slopes(case.H).astype(real) if alibi else np.zeros(1, real)
+    x["slopes"] = slopes(case.H).astype(real) if alibi else arrays.get("slopes", np.zeros(1, real))
     x["sinks"] = arrays.get("sinks", np.zeros(1, real))
     for side, lens, uses in (("q", q_lens, case.q_lens), ("k", k_lens, case.k_lens)):
         x[f"start_{side}"] = arrays.get(f"cu_seqlens_{side}", np.zeros(1, np.int32))
         x[f"used_{side}"] = np.array(lens if uses and not packed else arrays.get(f"seqused_{side}", [0]), np.int32)
     gap = packed and "seqused_q" in arrays
     flags = [packed, packed, *(gap or (lens is not None and not packed) for lens in (case.q_lens, case.k_lens))]
-    flags += [case.bias is not None and not alibi, "sinks" in arrays, alibi, "dlse" in arrays]
+    flags += [case.bias is not None and not alibi, "sinks" in arrays, alibi or "slopes" in arrays, "dlse" in arrays]
     x["scale"] = real.type(case.D**-0.5 if case.scale is None else case.scale)
     x["softcap"] = real.type(case.softcap or 0)
     group = case.H // case.Hkv
@@ -109,8 +114,7 @@ def naive(case: Case, arrays: Mapping[str, Array]) -> dict[str, Array]:
         ),
         strict=True,
     ):
-        if threads:
-            kernel[k1_naive.grid(threads), k1_naive.THREADS](*call.arguments(*names))
+        launch(kernel, (k1_naive.grid(threads),), k1_naive.THREADS, 0, call.arguments(*names))
     return answer(case, call, "out", "lse")
 
 
@@ -123,20 +127,73 @@ FORWARD = (
 def tiled(tile_of: Callable[[Case], k2_tiled.Tile]) -> Callable[..., dict[str, Array]]:
     def run(case: Case, arrays: Mapping[str, Array]) -> dict[str, Array]:
         call, tile = call_of(case, arrays), tile_of(case)
-        grid = k2_tiled.grid(tile, call.shape)
-        if min(grid):
-            kernel = k2_tiled.forward(case.dtype, tile)
-            kernel[grid, tile.rows, 0, k2_tiled.shared_bytes(case.dtype, tile)](*call.arguments(*FORWARD))
+        kernel, grid = k2_tiled.forward(case.dtype, tile), k2_tiled.grid(tile, call.shape)
+        launch(kernel, grid, tile.rows, k2_tiled.shared_bytes(case.dtype, tile), call.arguments(*FORWARD))
         return answer(case, call, "out", "lse")
 
     return run
+
+
+REST = FORWARD[5:6] + FORWARD[7:]
+
+
+def gradients(tile_of: Callable[[Case], k2_gradients.Tile]) -> Callable[..., dict[str, Array]]:
+    """out and lse by k2, then what the case wants of its gradients."""
+
+    def run(case: Case, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        call, tile = call_of(case, arrays), tile_of(case)
+        forward_tile = k2_tiled.Tile(tile.D, tile.rows, tile.others, tile.columns)
+        launch(
+            k2_tiled.forward(case.dtype, forward_tile), k2_tiled.grid(forward_tile, call.shape), tile.rows,
+            k2_tiled.shared_bytes(case.dtype, forward_tile), call.arguments(*FORWARD),
+        )  # fmt: skip
+        delta, keys, queries, sinks = k2_gradients.kernels(case.dtype, tile)
+        threads, shared = k2_gradients.THREADS, k2_gradients.shared_bytes(case.dtype, tile)
+        rows = (-(-case.B * case.H * case.Lq // threads),)
+        names = ("out", "dout", "dlse", "start_q", "used_q", "delta", "shape", "given")
+        launch(delta, rows, threads, 0, call.arguments(*names))
+        inputs = ("q", "k", "v", "dout", "lse", "delta")
+        grid = k2_gradients.keys_grid(tile, call.shape)
+        launch(keys, grid, tile.rows, shared, call.arguments(*inputs, "dk", "dv", *REST))
+        grid = k2_gradients.queries_grid(tile, call.shape)
+        launch(queries, grid, tile.rows, shared, call.arguments(*inputs, "dq", *REST))
+        if "sinks" in arrays:
+            names = ("sinks", "lse", "delta", "dsinks", "start_q", "used_q", "shape", "given")
+            launch(sinks, (case.H,), threads, 0, call.arguments(*names))
+        return answer(case, call, "out", "lse", "dq", "dk", "dv", "dsinks")
+
+    return run
+
+
+def launch(kernel: Any, grid: tuple[int, ...], threads: int, shared: int, arguments: list[Any]) -> None:
+    if min(grid):
+        kernel[grid, threads, 0, shared](*arguments)
+
+
+def small(case: Case) -> k2_gradients.Tile:
+    """Of 8 rows, 4 keys and 4 columns, so that small cases have many."""
+    return k2_gradients.Tile(padded(case.D), padded(case.Dv), 8, 4, 4)
+
+
+def small_forward(case: Case) -> k2_tiled.Tile:
+    return k2_tiled.Tile(padded(case.D), 8, 4, 4)
+
+
+def padded(D: int) -> int:
+    return max(-(-D // 4) * 4, 4)
 
 
 def implementation_of(function: Callable[..., Any], name: str, outputs: tuple[str, ...] = ("out", "lse")) -> Function:
     def attention(case: Case, given: Mapping[str, Array]) -> dict[str, Array]:
         return dict(function(case, given))
 
-    return Function(attention, name, outputs=frozenset(outputs))
+    return Function(attention, name, outputs=frozenset(outputs), precision_of=contract)
+
+
+def contract(case: Case) -> Precision:
+    """The usual one; of the backward, with weights that are made from lse."""
+    usual = preset(case.dtype, case.out_dtype)
+    return replace(usual, weights_from_lse=True, source="FlashAttention's backward") if case.backward else usual
 
 
 def cases(want: tuple[str, ...] = ("out", "lse"), largest: int = 17) -> SearchStrategy[Case]:
@@ -155,13 +212,13 @@ def cases(want: tuple[str, ...] = ("out", "lse"), largest: int = 17) -> SearchSt
         Lq, Lk = one(1, 3, 4, 5, 8, 0, largest), one(1, 3, 4, 5, 9, 0, largest)
         bias = None
         if one(False, True):
-            bias = one(ALIBI, BiasSpec(one("K", "HK", "QK", "BHQK", "B"), "float32", one(*BIAS)))
+            dims = one("K", "HK", "QK", "BHQK", "B")
+            bias = one(ALIBI, BiasSpec(dims, "float32", one(*BIAS)))
         sinks = one(None, None, *SINKS)
         return Case(
             "drawn", "drawn at random", B=B, H=Hkv * group, Hkv=Hkv, Lq=Lq, Lk=Lk,
             D=within(1, largest), Dv=within(1, largest), dtype=one("float32", "float64"),
-            family=one("normal", "peaked", "ties", "rising", "falling", "large_logits", "all_negative_logits", "far_below",
-                       "underflow", "poisoned", "poisoned_pairs"),
+            family=one(*HARD),
             seed=within(0, 99), want=frozenset(want) | ({"dsinks"} if sinks and "dq" in want else set()),
             mask=draw(masks()),
             q_lens=tuple(within(0, Lq) for _ in range(B)) if one(False, False, True) else None,
@@ -171,6 +228,25 @@ def cases(want: tuple[str, ...] = ("out", "lse"), largest: int = 17) -> SearchSt
         )  # fmt: skip
 
     return draw_case()
+
+
+def prepared(case: Case) -> tuple[Case, dict[str, Array]]:
+    """A case and its arrays."""
+    return case, make(case).fresh()
+
+
+def with_slopes(packed: bool, want: tuple[str, ...]) -> tuple[Case, dict[str, Array], Problem]:
+    """A case with lengths, its arrays and slopes, and the same problem with ALiBi written out as a bias."""
+    case = Case(
+        "slopes", "ALiBi and lengths", B=3, H=2, Hkv=2, Lq=5, Lk=7, D=4, Dv=3, q_lens=(2, 5, 0), k_lens=(6, 3, 4),
+        mask=Window(2, None, "bottom_right"), storage=Packed(1) if packed else Dense(), want=frozenset(want),
+    )  # fmt: skip
+    problem, m = make(case), np.array([0.5, 0.25], np.float32)
+    i, j = np.ogrid[: case.Lq, : case.Lk]
+    lq, lk = (np.reshape(lens, (case.B, 1, 1, 1)) for lens in case.lengths)
+    bias = (-m[:, None, None] * abs(i + lk - lq - j)).astype(np.float32)
+    told = replace(case, bias=BiasSpec("BHQK", "float32", "given"))
+    return case, {**problem.fresh(), "slopes": m}, Problem(told, {**problem.logical, "bias": bias})
 
 
 def masks() -> SearchStrategy[Mask | None]:

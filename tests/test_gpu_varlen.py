@@ -24,7 +24,6 @@ if not SIMULATED:
 
 from gpu import simt
 from gpu.kernels import k6_varlen as k6
-from gpu.kernels.arguments import Lengths
 from gpu.kernels.places import packed_tile
 from refattn.case import BiasSpec, Case, Packed
 from refattn.inputs import make
@@ -109,9 +108,10 @@ def problems(draw: Any) -> tuple[Case, Tiles]:
     sides = st.none() | st.integers(0, 40)
     masks = st.sampled_from([None, Causal("top_left"), Causal("bottom_right")])
     masks |= st.builds(Window, sides, sides, st.sampled_from(["top_left", "bottom_right"]))
-    tiles = Tiles(draw(st.integers(1, 2)), draw(st.integers(1, 2)), schedule=draw(st.sampled_from(["first", "last", 0])))
-    fields = {"mask": draw(masks), "gap": draw(st.sampled_from([0, 0, 3])), "sinks": draw(st.sampled_from([None, "normal"]))}
-    return packed(q_lens, k_lens, H=1, **fields), tiles
+    schedules = st.sampled_from(["first", "last", 0])
+    tiles = Tiles(draw(st.integers(1, 2)), draw(st.integers(1, 2)), schedule=draw(schedules))
+    gap, sinks = draw(st.sampled_from([0, 0, 3])), draw(st.sampled_from([None, "normal"]))
+    return packed(q_lens, k_lens, gap, H=1, mask=draw(masks), sinks=sinks), tiles
 
 
 @settings(max_examples=10)
@@ -122,7 +122,7 @@ def test_any_problem(drawn):
     check(problem, varlen(Call(problem), tiles))
 
 
-@given(st.lists(st.integers(0, 200), min_size=1, max_size=20), st.sampled_from([16, 32, 64, 128]), st.integers(0, 9))
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=20), st.sampled_from([16, 32, 64, 128]), st.integers(0, 99))
 def test_every_row_is_in_one_tile(lens, rows, before):
     """The tiles of the grid have the rows of all sequences, once; at most one tile a sequence has none.
 
@@ -144,4 +144,4 @@ def test_every_row_is_in_one_tile(lens, rows, before):
     assert len(set(found)) == len(found)
     covered = {(b, own) for b, own in found if own * rows < lens[b]}
     assert covered == {(b, own) for b, n in enumerate(lens) for own in range(-(-n // rows))}
-    assert len(found) - len(covered) <= len(lens)
+    assert len(found) - len(covered) <= len(lens) + -(-before // rows)

@@ -29,13 +29,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda
+from numba.cuda import types
 from numpy import int64
 
 from gpu.target import device, kernel
 
-from .plain import extent_of, keys_of, real_of, score_of
+from .arguments import BAND, SHAPE, Specialisation
+from .plain import GIVEN, extent_of, keys_of, real_of, score_of
 
-__all__ = ["THREADS", "Kernels", "grid", "kernels"]
+__all__ = ["THREADS", "Kernels", "grid", "kernels", "specialisations"]
 
 THREADS = 256
 
@@ -129,3 +131,25 @@ def kernels(dtype: str) -> Kernels:
                 out[in_q, h, first_q + i, c] = total
 
     return Kernels(score, normalise, mix)
+
+
+def specialisations() -> list[Specialisation]:
+    """What the SASS gate compiles; arrays of any strides are read element by element."""
+    found = []
+    for dtype in ("float32", "float64"):
+        scalar = real_of(dtype).numba
+        four, three, one = (types.Array(scalar, n, "A") for n in (4, 3, 1))
+        lengths = (types.Array(types.int32, 1, "A"),) * 4
+        for function, signature in zip(
+            kernels(dtype),
+            (
+                types.void(four, four, four, one, *lengths, four, SHAPE, BAND, GIVEN, scalar, scalar),
+                types.void(four, one, *lengths[:2], three, SHAPE, GIVEN),
+                types.void(four, four, *lengths, four, SHAPE, GIVEN),
+            ),
+            strict=True,
+        ):
+            compiled = function.py_func
+            name = f"{compiled.__name__} {dtype} element"
+            found.append(Specialisation(name, compiled, signature, THREADS, 0, ("sm_90",), 0))
+    return found

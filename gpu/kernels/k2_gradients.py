@@ -2,19 +2,18 @@
 
 Scores are computed again, and the weights from them and lse, so that nothing of size Lq · Lk is ever in memory:
 
-    p = exp(t - lse)     t: what `plain.score_of` makes of q·k
-    delta_i = out_i · dout_i - dlse_i                          kernel `delta`, before the others
-    ds = p (v·dout - delta) / cosh(scale q·k / softcap)²       without softcap p (v·dout - delta)
-    dv_j = sum_i p dout_i,   dk_j = scale sum_i ds q_i         kernel `keys`: one thread a key, over the queries of all
-                                                               heads of its group
-    dq_i = scale sum_j ds k_j                                  kernel `queries`: one thread a row
-    dsinks_h = - sum_(b, i) exp(sink_h - lse_i) delta_i        kernel `sinks`: one block a head
+    p = exp(t - lse)               t: what `plain.score_of` makes of q·k
+    ds = p (v·dout - delta)        delta: see k2_delta; with a softcap also / cosh(scale q·k / softcap)²
+    dv_j = sum_i p dout_i          kernel `keys`: one thread a key, over the queries of all heads of its group
+    dk_j = scale sum_i ds q_i
+    dq_i = scale sum_j ds k_j      kernel `queries`: one thread a row
 
-Tiles, parts of columns and what becomes of hidden pairs: as in k2.  A thread keeps `columns` columns of each of its
-gradients.  Rows and keys beyond a length have gradients 0; of packed arrays they are not written.
+Tiles, parts of columns and what becomes of hidden pairs: as in k2.  A thread of `keys` has columns of either dv or dk.
+Rows and keys beyond a length have gradients 0; of packed arrays they are not written.
 
-For a launch, with `tile = usual(dtype, D, Dv, most bytes of shared memory)` and `gradients = kernels(dtype, tile)`, in this
-order (T is the dtype; shape, band and given are NamedTuples of int32; delta is a workspace as lse is, (B, H, Lq)):
+For a launch, with `tile = usual(dtype, D, Dv, most bytes of shared memory)` and `kernels(dtype, tile)`, which has
+k2_delta's too, in this order (T is the dtype; shape, band and given are NamedTuples of int32; delta is a workspace of T
+as lse is, (B, H, Lq); no launch where a side of the grid is 0):
 
     delta    grid (ceil(B·H·Lq / THREADS),), block THREADS, no dynamic shared memory
              (out, dout, dlse, start_q, used_q, delta, shape, given)
@@ -25,8 +24,7 @@ order (T is the dtype; shape, band and given are NamedTuples of int32; delta is 
     sinks    grid (H,), block THREADS, no dynamic shared memory; only where there are sinks
              (sinks, lse, delta, dsinks, start_q, used_q, shape, given)
 
-rest: bias, slopes, start_q, start_k, used_q, used_k, shape, band, given, scale: T, softcap: T.  No launch where a side of the
-grid is 0; then nothing is written.
+rest: bias, slopes, start_q, start_k, used_q, used_k, shape, band, given, scale: T, softcap: T.
 
 Source: Dao et al. 2022, "FlashAttention", appendix B.2; the two passes: Dao 2023, "FlashAttention-2", section 3.
 """
@@ -40,19 +38,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda
 from numba.cuda import types
-from numpy import int32, int64
+from numpy import int32
 
 from gpu.target import SIMULATED, device, kernel
 
 from .arguments import BAND, SHAPE, Band, Shape, Specialisation
-from .plain import GIVEN, extent_of, keys_of, load, products_of, real_of, score_of, size_of, span_of
+from .k2_delta import THREADS, delta_of, sinks_of
+from .plain import GIVEN, extent_of, fitted, keys_of, load, products_of, real_of, score_of, size_of, span_of
 
 __all__ = [
     "Gradients", "THREADS", "Tile", "kernels", "keys_grid", "queries_grid", "shared_bytes", "specialisations", "usual",
 ]  # fmt: skip
 
-THREADS = 128
 ALIGNED = not SIMULATED
+WITHIN = 0xFFFF
+"""Holds all indices of shared memory; `at & WITHIN` is `at`, seen to be >= 0, and so it is not checked."""
 
 
 class Tile(NamedTuple):
@@ -83,9 +83,7 @@ def usual(dtype: str, D: int, Dv: int, most: int = 96 * 1024) -> Tile:
     others, columns = (16, 64) if real_of(dtype).size == 4 else (8, 32)
     D, Dv = size_of(D, "D"), size_of(Dv, "Dv")
     tile = Tile(D, Dv, 64, others, min(columns, D, Dv))
-    while shared_bytes(dtype, tile) > most and tile.rows > 32:
-        tile = tile._replace(rows=tile.rows // 2)
-    return tile
+    return fitted(tile, "others", lambda smaller: shared_bytes(dtype, smaller), most)  # type: ignore[no-any-return]
 
 
 def shared_bytes(dtype: str, tile: Tile) -> int:
@@ -94,10 +92,10 @@ def shared_bytes(dtype: str, tile: Tile) -> int:
     return real_of(dtype).size * (others * (D + Dv + 2 * rows + 2) + rows * (D + Dv + 2))
 
 
-def keys_grid(tile: Tile, shape: Shape) -> tuple[int, int]:
-    """Blocks of `keys`: (tiles of keys * heads of keys * batch, parts of the columns)."""
+def keys_grid(tile: Tile, shape: Shape) -> tuple[int, int, int]:
+    """Blocks of `keys`: (tiles of keys * heads of keys * batch, parts of the columns, 0: dv, 1: dk)."""
     heads = shape.H // shape.group * shape.B
-    return int(-(-shape.Lk // tile.rows) * heads), int(max(tile.D, tile.Dv) // tile.columns)
+    return int(-(-shape.Lk // tile.rows) * heads), int(max(tile.D, tile.Dv) // tile.columns), 2
 
 
 def queries_grid(tile: Tile, shape: Shape) -> tuple[int, int]:
@@ -107,7 +105,7 @@ def queries_grid(tile: Tile, shape: Shape) -> tuple[int, int]:
 
 @functools.cache
 def weigh_of(dtype: str) -> Any:
-    """The device function weigh(x, dp, lse, delta, ...): p and ds of a pair with x = q·k, dp = v·dout; p is -1 if hidden."""
+    """The device function weigh(x, dp, lse, delta, ...): p and ds where x = q·k, dp = v·dout; p is -1 if hidden."""
     real, score = real_of(dtype).cast, score_of(dtype)
     hidden = real(-np.inf)
 
@@ -135,59 +133,6 @@ def kernels(dtype: str, tile: Tile) -> Gradients:
 
 
 @functools.cache
-def delta_of(dtype: str) -> Any:
-    real = real_of(dtype).cast
-
-    @kernel(THREADS)
-    def delta(out, dout, dlse, start_q, used_q, delta, shape, given):  # type: ignore[no-untyped-def]
-        n = int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-        head = n // shape.Lq
-        i = n - head * shape.Lq
-        b, h = head // shape.H, head % shape.H
-        if b < shape.B:
-            entry, first, Lq = extent_of(b, shape.Lq, start_q, given.start_q, used_q, given.used_q)
-            if i < Lq:
-                total = real(0)
-                for c in range(shape.Dv):
-                    x = out[entry, h, first + i, c]
-                    if x != 0:  # a row that sees nothing has outputs 0, and its dout may be NaN
-                        total += x * dout[entry, h, first + i, c]
-                if given.dlse != 0:
-                    total -= dlse[entry, h, first + i]
-                delta[entry, h, first + i] = total
-
-    return delta
-
-
-@functools.cache
-def sinks_of(dtype: str) -> Any:
-    real, scalar = real_of(dtype).cast, real_of(dtype).numba
-    hidden = real(-np.inf)
-
-    @kernel(THREADS)
-    def sinks(sinks, lse, delta, dsinks, start_q, used_q, shape, given):  # type: ignore[no-untyped-def]
-        part = cuda.shared.array(THREADS, scalar)
-        h, thread = int32(cuda.blockIdx.x), int32(cuda.threadIdx.x)
-        sink, total = real(sinks[h]), real(0)
-        for b in range(shape.B):
-            entry, first, Lq = extent_of(b, shape.Lq, start_q, given.start_q, used_q, given.used_q)
-            if sink > hidden:
-                for i in range(thread, Lq, THREADS):
-                    total -= real(math.exp(sink - lse[entry, h, first + i])) * delta[entry, h, first + i]
-        part[thread] = total
-        half = THREADS // 2
-        while half > 0:
-            cuda.syncthreads()
-            if thread < half:
-                part[thread] += part[thread + half]
-            half //= 2
-        if thread == 0:
-            dsinks[h] = part[0]
-
-    return sinks
-
-
-@functools.cache
 def keys_of_tile(dtype: str, tile: Tile) -> Any:
     """dk and dv: one thread a key."""
     real, scalar = real_of(dtype).cast, real_of(dtype).numba
@@ -202,7 +147,8 @@ def keys_of_tile(dtype: str, tile: Tile) -> Any:
 
     @kernel(ROWS)
     def keys(  # type: ignore[no-untyped-def]
-        q, k, v, dout, lse, delta, dk, dv, bias, slopes, start_q, start_k, used_q, used_k, shape, band, given, scale, softcap
+        q, k, v, dout, lse, delta, dk, dv,
+        bias, slopes, start_q, start_k, used_q, used_k, shape, band, given, scale, softcap,
     ):
         if ALIGNED:
             memory = cuda.shared.array(0, scalar, alignment=16)
@@ -213,6 +159,7 @@ def keys_of_tile(dtype: str, tile: Tile) -> Any:
         head = int32(cuda.blockIdx.x) // tiles
         key = (int32(cuda.blockIdx.x) - head * tiles) * int32(ROWS)
         column = int32(cuda.blockIdx.y) * int32(COLUMNS)
+        of_values = cuda.blockIdx.z == 0
         heads = shape.H // shape.group
         b, head_k = head // heads, head % heads
         in_q, first_q, Lq = extent_of(b, shape.Lq, start_q, given.start_q, used_q, given.used_q)
@@ -224,11 +171,14 @@ def keys_of_tile(dtype: str, tile: Tile) -> Any:
         load(memory, VALUES, DV + 1, v, in_k, head_k, first_k + key, ROWS, first_k + Lk, 0, shape.Dv, thread, ROWS)
         own_k, own_v = KEYS + thread * (D + 1), VALUES + thread * (DV + 1)
         s = cuda.local.array(OTHERS, scalar)
-        own_dk = cuda.local.array(COLUMNS, scalar)
-        own_dv = cuda.local.array(COLUMNS, scalar)
+        own = cuda.local.array(COLUMNS, scalar)
         for c in range(COLUMNS):
-            own_dk[c] = 0
-            own_dv[c] = 0
+            own[c] = 0
+        factors, pitch, width = 0, D, shape.D
+        if of_values:
+            factors, pitch, width = DOUT, DV, shape.Dv
+        if column >= width:
+            end = begin  # fewer columns than the other gradient has: nothing to do
         for h in range(head_k * shape.group, (head_k + int32(1)) * shape.group):
             for row in range(begin, end, int32(OTHERS)):
                 cuda.syncthreads()  # nobody reads the last tile any more
@@ -252,26 +202,23 @@ def keys_of_tile(dtype: str, tile: Tile) -> Any:
                             bias, slopes, given,
                         )  # fmt: skip
                     memory[WEIGHTS + thread + r * ROWS] = p
-                    memory[SLOPES + thread + r * ROWS] = ds
+                    memory[SLOPES + thread + r * ROWS] = p if of_values else ds
                 for r in range(count, OTHERS):
                     memory[WEIGHTS + thread + r * ROWS] = hidden
                 for r in range(OTHERS):
-                    p = memory[WEIGHTS + thread + r * ROWS]
-                    if p != hidden:  # and else q and dout may be NaN
-                        ds = memory[SLOPES + thread + r * ROWS]
-                        if column < DV:
-                            for c in range(COLUMNS):
-                                own_dv[c] += p * memory[DOUT + r * DV + column + c]
-                        if column < D:
-                            for c in range(COLUMNS):
-                                own_dk[c] += ds * memory[r * D + column + c]
+                    if memory[WEIGHTS + thread + r * ROWS] != hidden:  # and else q and dout may be NaN
+                        x = memory[SLOPES + thread + r * ROWS]
+                        at = (factors + r * pitch + column) & WITHIN
+                        for c in range(COLUMNS):
+                            own[c] += x * memory[at + c]
 
         if j < (Lk if given.start_k != 0 else shape.Lk):
             for c in range(COLUMNS):
-                if column + c < shape.D:
-                    dk[in_k, head_k, first_k + j, column + c] = own_dk[c] * scale
-                if column + c < shape.Dv:
-                    dv[in_k, head_k, first_k + j, column + c] = own_dv[c]
+                if column + c < width:
+                    if of_values:
+                        dv[in_k, head_k, first_k + j, column + c] = own[c]
+                    else:
+                        dk[in_k, head_k, first_k + j, column + c] = own[c] * scale
 
     return keys
 
@@ -290,7 +237,8 @@ def queries_of_tile(dtype: str, tile: Tile) -> Any:
 
     @kernel(ROWS)
     def queries(  # type: ignore[no-untyped-def]
-        q, k, v, dout, lse, delta, dq, bias, slopes, start_q, start_k, used_q, used_k, shape, band, given, scale, softcap
+        q, k, v, dout, lse, delta, dq,
+        bias, slopes, start_q, start_k, used_q, used_k, shape, band, given, scale, softcap,
     ):
         if ALIGNED:
             memory = cuda.shared.array(0, scalar, alignment=16)
@@ -342,8 +290,9 @@ def queries_of_tile(dtype: str, tile: Tile) -> Any:
             for r in range(OTHERS):
                 if memory[WEIGHTS + thread + r * ROWS] != hidden:  # and else its key may be NaN
                     ds = memory[SLOPES + thread + r * ROWS]
+                    at = (r * D + column) & WITHIN
                     for c in range(COLUMNS):
-                        own_dq[c] += ds * memory[r * D + column + c]
+                        own_dq[c] += ds * memory[at + c]
 
         if i < (Lq if given.start_q != 0 else shape.Lq):
             for c in range(COLUMNS):
@@ -353,36 +302,23 @@ def queries_of_tile(dtype: str, tile: Tile) -> Any:
     return queries
 
 
-def signatures(dtype: str) -> Gradients:
-    """The kernels', for arrays of any strides, all optional ones of the same dtype."""
-    scalar = real_of(dtype).numba
-    four, three, one = (types.Array(scalar, n, "A") for n in (4, 3, 1))
-    ints = types.Array(types.int32, 1, "A")
-    rest = (four, one, ints, ints, ints, ints, SHAPE, BAND, GIVEN, scalar, scalar)
-    return Gradients(
-        types.void(four, four, three, ints, ints, three, SHAPE, GIVEN),
-        types.void(four, four, four, four, three, three, four, four, *rest),
-        types.void(four, four, four, four, three, three, four, *rest),
-        types.void(one, three, three, one, ints, ints, SHAPE, GIVEN),
-    )
-
-
 def specialisations() -> list[Specialisation]:
     """What the SASS gate compiles; arrays of any strides are read element by element."""
     found = []
     for dtype in ("float32", "float64"):
+        scalar = real_of(dtype).numba
+        four, three, one = (types.Array(scalar, n, "A") for n in (4, 3, 1))
+        ints = types.Array(types.int32, 1, "A")
+        rest = (four, one, ints, ints, ints, ints, SHAPE, BAND, GIVEN, scalar, scalar)
         for D in (64, 128):
             tile = usual(dtype, D, D)
-            for name, function, signature in zip(
-                Gradients._fields, kernels(dtype, tile), signatures(dtype), strict=True
-            ):  # fmt: skip
-                tiled = name in ("keys", "queries")
-                if tiled or D == 64:
-                    found.append(
-                        Specialisation(
-                            f"{name} {dtype}{f' D={D}' if tiled else ''} element", function.py_func, signature,
-                            tile.rows if tiled else THREADS, shared_bytes(dtype, tile) if tiled else 0,
-                            ("sm_80", "sm_90"), 0,
-                        )
-                    )  # fmt: skip
+            for function, outputs in ((keys_of_tile, (four, four)), (queries_of_tile, (four,))):
+                compiled = function(dtype, tile).py_func
+                signature = types.void(four, four, four, four, three, three, *outputs, *rest)
+                found.append(
+                    Specialisation(
+                        f"{compiled.__name__} {dtype} D={D} element", compiled, signature, tile.rows,
+                        shared_bytes(dtype, tile), ("sm_80", "sm_90"), 0,
+                    )
+                )  # fmt: skip
     return found

@@ -33,7 +33,7 @@ from numpy import int32
 from gpu.target import SIMULATED, kernel
 
 from .arguments import BAND, SHAPE, Shape, Specialisation
-from .plain import GIVEN, extent_of, keys_of, load, products_of, real_of, score_of, size_of, span_of
+from .plain import GIVEN, extent_of, fitted, keys_of, load, products_of, real_of, score_of, size_of, span_of
 
 __all__ = ["Tile", "forward", "grid", "shared_bytes", "signature", "specialisations", "usual"]
 
@@ -57,9 +57,7 @@ def usual(dtype: str, D: int, Dv: int, most: int = 96 * 1024) -> Tile:
     """The tile that suits sizes up to 256; of `most` bytes of shared memory, or as little as there can be."""
     rows, keys, columns = (64, 16, 64) if real_of(dtype).size == 4 else (64, 8, 32)
     tile = Tile(size_of(D, "D"), rows, keys, min(columns, size_of(Dv, "Dv")))
-    while shared_bytes(dtype, tile) > most and tile.rows > 32:
-        tile = tile._replace(rows=tile.rows // 2)
-    return tile
+    return fitted(tile, "keys", lambda smaller: shared_bytes(dtype, smaller), most)  # type: ignore[no-any-return]
 
 
 def shared_bytes(dtype: str, tile: Tile) -> int:

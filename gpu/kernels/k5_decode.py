@@ -214,7 +214,7 @@ def split(spec: Spec) -> Any:
             top = -INFINITE
             for w in range(WARPS):
                 top = max(top, ptx.load_shared_f32(sums + (int32(w * OWN_ROWS + r * 8) + (lane >> 2)) * int32(8)))
-            l[r] = ptx.ex2(m[r] * unit - top) if m[r] > -INFINITE else float32(0)
+            l[r] = ptx.ex2(m[r] * unit - top)  # NaN where no warp saw a key: total is 0, so that o is not read
         apply(o, l)
         for t in range(STRIPES):
             for n in range(COLUMNS):

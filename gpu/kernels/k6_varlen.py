@@ -29,7 +29,7 @@ def usual(dtype: str, D: int, Dv: int, **features: Any) -> Spec:
 
 def grid(tokens: int, B: int, H: int, spec: Spec) -> int:
     """Blocks that cover `tokens` = q.shape[0] rows in B sequences: at most B tiles of a head have no row."""
-    return (-(-tokens // spec.rows) + B) * H if tokens else 0
+    return (tokens // spec.rows + B) * H if tokens else 0
 
 
 def specialisations() -> list[Specialisation]:

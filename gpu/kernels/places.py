@@ -59,7 +59,7 @@ def packed_tile(tile, rows, starts, B):  # type: ignore[no-untyped-def]
     """(batch entry, tile within it) of a tile of packed sequences; `starts` is `Lengths.start_q` or `start_k`.
 
     Entry b has the tiles from (starts[b] - starts[0]) // rows + b on, which are enough for its rows: at most one of
-    them has none.  So a grid of ceil(tokens / rows) + B tiles covers all sequences, and no host has to know their
+    them has none.  So a grid of tokens // rows + B tiles covers all sequences, and no host has to know their
     lengths.  Tiles beyond the end are given to the last entry, past its rows.
     """
     base = ptx.load_global_b32(starts)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,8 @@ from gpu.target import device
 from .arguments import named
 
 __all__ = [
-    "GIVEN", "Given", "Real", "extent_of", "keys_of", "load", "products_of", "real_of", "score_of", "size_of", "span_of",
+    "GIVEN", "Given", "Real", "SIZES", "extent_of", "fitted", "keys_of", "load", "products_of", "real_of", "score_of",
+    "size_of", "span_of",
 ]  # fmt: skip
 
 
@@ -44,8 +46,6 @@ class Given(NamedTuple):
 
 
 GIVEN = named(Given, *[types.int32] * 8)
-
-
 SIZES = (16, 32, 64, 128, 192, 256)
 """Lengths that rows are padded to in shared memory."""
 
@@ -55,6 +55,17 @@ def size_of(D: int, name: str) -> int:
     if not 0 <= D <= SIZES[-1]:
         raise ValueError(f"{name}={D} must be from 0 to {SIZES[-1]}; k1_naive takes any")
     return next(n for n in SIZES if n >= D)
+
+
+def fitted(tile: Any, along: str, size: Callable[[Any], int], most: int) -> Any:
+    """The tile, its rows and what it has along the other side halved until size(tile) bytes are at most `most`.
+
+    Rows are kept at 32 as long as that helps.  The smallest tile there is, if none fits.
+    """
+    for name, least in (("rows", 32), (along, 4), ("rows", 8)):
+        while size(tile) > most and getattr(tile, name) > least:
+            tile = tile._replace(**{name: getattr(tile, name) // 2})
+    return tile
 
 
 class Real(NamedTuple):

@@ -43,10 +43,12 @@ class Spec:
                 raise ValueError(f"{name}={getattr(self, name)} must be one of {', '.join(map(str, HEAD_SIZES))}")
         if self.bias not in (None, "float32", self.dtype):
             raise ValueError(f"bias={self.bias!r} must be float32 or {self.dtype}; pass None for no bias")
-        for name, step in (("warps", 1), ("row_tiles", 1), ("keys", 16)):
+        for name, step in (("warps", 1), ("keys", 16)):
             value = getattr(self, name)
             if value < step or value % step:
                 raise ValueError(f"{name}={value} must be a positive multiple of {step}")
+        if self.row_tiles not in (1, 2):
+            raise ValueError(f"row_tiles={self.row_tiles} must be 1 or 2; more do not fit the registers")
 
     @property
     def threads(self) -> int:

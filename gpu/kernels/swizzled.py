@@ -15,12 +15,12 @@ from numpy import int32, int64
 from gpu import ptx
 from gpu.target import device
 
-__all__ = ["ALIGNMENT", "PANEL", "ROWS_OF_PATTERN", "loader", "panel_bytes", "step_along_d", "step_along_rows", "tile_bytes"]
+__all__ = ["ALIGNMENT", "PANEL", "loader", "panel_bytes", "step_along_d", "step_along_rows", "tile_bytes"]
 
 ALIGNMENT = 1024
-"""Where a tile may start; also from eight rows of a panel to the next eight."""
-PANEL, ROWS_OF_PATTERN = 64, 8
-"""Columns of a panel, rows after which the swizzle repeats."""
+"""Tiles start at multiples of it; also the bytes of eight rows of a panel, after which the swizzle repeats."""
+PANEL = 64
+"""Columns of a panel."""
 
 
 def panel_bytes(rows: int) -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from numba import cuda
 from numpy import int32, int64
 
 from gpu import ptx
@@ -39,7 +38,7 @@ class Tile(NamedTuple):
     times_transposed: Any
     """times_transposed(c, a, shared, lane): c (16 T x rows) += a (16 T x D) · tile transposed."""
     stripes_transposed: Any
-    """stripes_transposed(c, stripes, shared, lane): the same, a read from the 16 T rows at `stripes`."""
+    """stripes_transposed(c, stripes, shared, lane): the same, a read from the 16 T rows at `stripes`; T is 1 or 2."""
     times: Any
     """times(c, a, shared, lane): c (16 T x D) += a (16 T x rows) · tile."""
     save: Any
@@ -54,7 +53,7 @@ def tile_of(D: int, rows: int, stripes: int, threads: int, dtype: str, vector: b
     `vector`: global rows are 16-byte aligned and copied 16 bytes at a time; otherwise element by element.
     """
     ROW, CHUNKS, STEPS, BLOCKS = row_bytes(D), D // 8, D // 16, rows // 16
-    STEP16, STEP_A = 16 * ROW, 4 * stripes
+    STEP16 = 16 * ROW
     LOADS, STORES = (rows * CHUNKS + threads - 1) // threads, 16 * stripes * CHUNKS // 32
     EVEN = rows * CHUNKS % threads == 0
     STRIDE = threads // CHUNKS if threads % CHUNKS == 0 else 0
@@ -125,17 +124,14 @@ def tile_of(D: int, rows: int, stripes: int, threads: int, dtype: str, vector: b
     def stripes_transposed(c, stripes_, shared, lane):  # type: ignore[no-untyped-def]
         left = int32(stripes_ + (lane & 15) * ROW + (lane >> 4) * 16)
         own = int32(shared + ((lane & 7) + (lane >> 4) * 8) * ROW + (lane >> 3 & 1) * 16)
-        a = cuda.local.array(STEP_A, int32)
         for k in range(STEPS):
-            for t in range(stripes):
-                x = ptx.ldmatrix_x4(int32(left + t * STEP16 + k * 32))
-                for e in range(4):
-                    a[t * 4 + e] = x[e]
+            x = ptx.ldmatrix_x4(int32(left + k * 32))
+            y = ptx.ldmatrix_x4(int32(left + STEP16 + k * 32)) if stripes == 2 else x
             for n in range(BLOCKS):
                 b = ptx.ldmatrix_x4(int32(own + n * STEP16 + k * 32))
-                for t in range(stripes):
-                    i = t * 4
-                    multiply(c, (t * BLOCKS + n) * 8, a[i], a[i + 1], a[i + 2], a[i + 3], b)
+                multiply(c, n * 8, x[0], x[1], x[2], x[3], b)
+                if stripes == 2:
+                    multiply(c, (BLOCKS + n) * 8, y[0], y[1], y[2], y[3], b)
 
     @device
     def times(c, a, shared, lane):  # type: ignore[no-untyped-def]

@@ -12,7 +12,7 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from refattn.masks import Mask
 from .arrays import Array, as_array, on_host
 from .masks import BandOf, band_of
 
-__all__ = ["LONGEST", "Problem", "Refused", "check", "check_rows"]
+__all__ = ["LONGEST", "Problem", "Refused", "Taken", "check", "check_rows"]
 
 LONGEST = 2**28
 """Most queries or keys of a sequence: sums of positions and windows have to fit 32 bits."""
@@ -78,6 +78,19 @@ class Problem:
     def scalar(self) -> str:
         """dtype of lse, sinks and slopes."""
         return "float64" if self.dtype == "float64" else "float32"
+
+
+class Taken(NamedTuple):
+    """What the backward is given beyond the problem, and where its results go."""
+
+    out: Array
+    dout: Array
+    lse: Array
+    dlse: Array | None
+    dq: Array
+    dk: Array
+    dv: Array
+    dsinks: Array | None
 
 
 def check(

@@ -11,9 +11,9 @@ from gpu.kernels import k4_backward as k4
 from gpu.kernels import k4_delta
 from gpu.kernels.arguments import Rows
 
-from . import operands
+from . import operands, plain
 from .arrays import Array, as_array
-from .checks import Problem, Refused, check, check_rows
+from .checks import Problem, Refused, Taken, check, check_rows
 from .choose import features, fitted, head_size
 from .device import Machine, launch, machine, require_driver
 from .forward import not_16_bits
@@ -29,19 +29,6 @@ class Gradients(NamedTuple):
     dk: Any
     dv: Any
     dsinks: Any
-
-
-class Taken(NamedTuple):
-    """What the backward is given beyond the problem, and where its results go."""
-
-    out: Array
-    dout: Array
-    lse: Array
-    dlse: Array | None
-    dq: Array
-    dk: Array
-    dv: Array
-    dsinks: Array | None
 
 
 class Kernel(NamedTuple):
@@ -159,4 +146,5 @@ def _strides_of_pairs(p: Problem, known: Array) -> dict[str, Any]:
 
 BACKWARD: dict[str, Kernel] = {
     "tensor_core": Kernel(not_16_bits, _tensor_core),
+    "tiled": Kernel(plain.not_for_k2, plain.run_gradients),
 }

@@ -1,4 +1,4 @@
-"""The kernels on float32 and float64, which take plain arrays of any strides: k1_naive and k2_tiled."""
+"""The kernels on float32 and float64, which take plain arrays of any strides: k1_naive, k2_tiled, k2_gradients."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from numpy import int32
 
 from gpu.kernels import k1_naive as k1
-from gpu.kernels import k2_tiled as k2
+from gpu.kernels import k2_gradients, k2_tiled
 from gpu.kernels.plain import Given, real_of
 from gpu.target import SIMULATED
 
 from . import operands
 from .arrays import Array
-from .checks import Problem
+from .checks import Problem, Taken
 from .choose import chosen
 from .device import Machine, host_memory, launch
 
-__all__ = ["optional", "run_naive", "run_tiled", "strided"]
+__all__ = ["not_for_k1", "not_for_k2", "optional", "run_gradients", "run_naive", "run_tiled", "strided"]
 
 
 class Strided:
@@ -35,7 +35,7 @@ class Strided:
 
 def strided(p: Problem, x: Array) -> Any:
     """The array as a kernel indexes it; packed ones are (1, heads, tokens, D) and (1, H, tokens)."""
-    packed = p.packed and x.name not in ("bias", "sinks", "alibi_slopes") and len(x.shape) > 1
+    packed = p.packed and x.name not in ("bias", "sinks", "alibi_slopes", "dsinks") and len(x.shape) > 1
     turned = packed and len(x.shape) == 3
     if SIMULATED:
         host = host_memory(x)
@@ -94,10 +94,10 @@ def run_naive(p: Problem, out: Array, lse: Array, m: Machine) -> None:
 
 def run_tiled(p: Problem, out: Array, lse: Array, m: Machine) -> None:
     """k2: the forward."""
-    tile = tile_of(p, m)
-    shape = operands.shape(p)
+    tile = _smaller(k2_tiled.usual(p.dtype, p.D, p.Dv, m.shared_bytes // 2), "keys")
+    shape, shared_bytes = operands.shape(p), k2_tiled.shared_bytes(p.dtype, tile)
     launch(
-        k2.forward(p.dtype, tile), None, k2.grid(tile, shape), tile.rows, k2.shared_bytes(p.dtype, tile),
+        k2_tiled.forward(p.dtype, tile), None, k2_tiled.grid(tile, shape), tile.rows, shared_bytes,
         (
             *(strided(p, x) for x in (p.q, p.k, p.v, out, lse)), optional(p, p.bias, 4, p.dtype),
             *(optional(p, x, 1, p.dtype) for x in (p.sinks, p.slopes)), *lengths(p), shape, operands.band(p), given(p),
@@ -107,21 +107,46 @@ def run_tiled(p: Problem, out: Array, lse: Array, m: Machine) -> None:
     )  # fmt: skip
 
 
-def tile_of(p: Problem, m: Machine) -> k2.Tile:
-    """k2's tile; what `tiles` says of keys holds here too, and rows are 32 for each of its warps."""
-    tile = k2.usual(p.dtype, p.D, p.Dv, min(m.shared_bytes, 96 * 1024))
+def run_gradients(p: Problem, x: Taken, m: Machine) -> None:
+    """k2's backward: delta, then dk and dv, dq, and dsinks."""
+    library, place = p.q.library, ([], p.q.device, p.stream)
+    tile = _smaller(k2_gradients.usual(p.dtype, p.D, p.Dv, m.shared_bytes // 2), "others")
+    kernels, shared_bytes = k2_gradients.kernels(p.dtype, tile), k2_gradients.shared_bytes(p.dtype, tile)
+    shape, which = operands.shape(p), given(p)._replace(dlse=int32(x.dlse is not None))
+    delta = strided(p, library.array("delta", library.new(p.rows, p.dtype, p.q.device)))
+    q, k, v, out, dout, lse = (strided(p, a) for a in (p.q, p.k, p.v, x.out, x.dout, x.lse))
+    start_q, start_k, used_q, used_k = lengths(p)
+    rest = (
+        optional(p, p.bias, 4, p.dtype), optional(p, p.slopes, 1, p.dtype), start_q, start_k, used_q, used_k, shape,
+        operands.band(p), which, *scalars(p),
+    )  # fmt: skip
+    threads = k2_gradients.THREADS
+    blocks = -(-p.B * p.H * p.Lq // threads)
+    dlse = optional(p, x.dlse, 3, p.dtype)
+    launch(kernels.delta, None, blocks, threads, 0, (out, dout, dlse, start_q, used_q, delta, shape, which), *place)
+    read = (q, k, v, dout, lse, delta)
+    for kernel, grid, written in (
+        (kernels.keys, k2_gradients.keys_grid(tile, shape), (x.dk, x.dv)),
+        (kernels.queries, k2_gradients.queries_grid(tile, shape), (x.dq,)),
+    ):
+        launch(kernel, None, grid, tile.rows, shared_bytes, (*read, *(strided(p, a) for a in written), *rest), *place)
+    if x.dsinks is not None:
+        sums = (optional(p, p.sinks, 1, p.dtype), lse, delta, strided(p, x.dsinks), start_q, used_q, shape, which)
+        launch(kernels.sinks, None, p.H, threads, 0, sums, *place)
+
+
+def _smaller(tile: Any, along: str) -> Any:
+    """The tile with what was set by hand: `keys` goes by at a time, and rows are 32 for each of `warps`."""
     by_hand = chosen()
     if "keys" in by_hand:
-        tile = tile._replace(keys=min(tile.keys, by_hand["keys"]))
-    if "warps" in by_hand:
-        tile = tile._replace(rows=min(tile.rows, 32 * by_hand["warps"]))
-    return tile
+        tile = tile._replace(**{along: min(getattr(tile, along), by_hand["keys"])})
+    return tile._replace(rows=min(tile.rows, 32 * by_hand.get("warps", 32)))
 
 
 def not_for_k2(p: Problem, m: Machine) -> str | None:
     """Why k2 cannot take a problem."""
-    if max(p.D, p.Dv) > k2.SIZES[-1]:
-        return f"takes head sizes up to {k2.SIZES[-1]}, and D={p.D}, Dv={p.Dv}"
+    if max(p.D, p.Dv) > 256:
+        return f"takes head sizes up to 256, and D={p.D}, Dv={p.Dv}"
     return _in_16_bits(p)
 
 

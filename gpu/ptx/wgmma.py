@@ -35,15 +35,17 @@ from numpy import int64
 
 from gpu.target import SIMULATED, device
 
-from .primitive import b32, f32, collective, primitive
+from .primitive import b32, collective, f32, primitive
 
 if SIMULATED:
     from gpu import simt
+    from gpu.simt.errors import fail
+    from gpu.simt.state import now
 
     from . import wgmma_model
 
-__all__ = ["hold",
-    "descriptor", "fence_async_proxy", "of_first_lane", "pin", "wgmma_commit", "wgmma_fence", "wgmma_product",
+__all__ = [
+    "descriptor", "fence_async_proxy", "hold", "of_first_lane", "pin", "wgmma_commit", "wgmma_fence", "wgmma_product",
     "wgmma_wait", "wgmma_wait_but_one",
 ]  # fmt: skip
 
@@ -65,12 +67,18 @@ def of_first_lane(x: Any) -> Any:
     return np.repeat(x[:1], len(x))
 
 
-@primitive(
-    "{ .reg .pred p; .reg .b32 m; setp.lt.f32 p, $0, 0f00000000; selp.b32 m, 1, -1, p; bar.warp.sync m; }", None,
+@collective(
+    "{ .reg .pred p; .reg .b32 m; setp.lt.f32 p, $0, 0f00000000; selp.b32 m, 0, -1, p; bar.warp.sync m; }", None,
     (f32,), memory=True,
-)
+)  # fmt: skip
 def hold(x: Any) -> None:
-    """x"""
+    """Holds the warp until it has x, which is not negative.
+
+    ptxas moves wgmma.wait_group up, before arithmetic that does not need its results: then what should be computed
+    beside the products would come after them.  A warp barrier whose mask depends on x stays between the two.
+    """
+    if (x < 0).any():
+        raise fail(simt.SimtError, f"hold({x.min()}): x must not be negative", now.members[int(np.argmin(x))])
 
 
 @primitive("fence.proxy.async.shared::cta;", None, (), memory=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from operator import is_
 from typing import Any
 
@@ -24,8 +24,8 @@ from gpu.simt.state import now
 __all__ = ["commit", "fence", "pin", "product", "wait"]
 
 Array = np.ndarray[Any, Any]
-PATTERN, ROW, CHUNK = 1024, 128, 16
-"""Bytes of the swizzle's pattern, of a row of it, and of what it permutes."""
+PATTERN, ROW, STEP, CHUNK = 1024, 128, 32, 16
+"""Bytes of the swizzle's pattern, of a row of it, of 16 numbers along k, and of what it permutes."""
 
 
 class Flight:
@@ -214,7 +214,7 @@ def _flight(arrays: list[Any], n: int, add: Any) -> Flight:
     return flight
 
 
-@lru_cache(maxsize=None)
+@cache
 def _places(n: int) -> tuple[Array, Array]:
     """Row and column of element i of lane l in an accumulator (64 x n): two arrays (128, n / 2)."""
     lane, i = np.arange(128)[:, None], np.arange(n // 2)
@@ -233,8 +233,8 @@ def _operand(descriptor: int, rows: int, number: Any, transposed: bool, what: st
     bits = descriptor & (1 << 64) - 1
     start, leading, stride = ((bits >> at & 0x3FFF) << 4 for at in (0, 16, 32))
     if bits >> 62 != 1 or bits >> 49 & 7:
-        raise fail(simt.SimtError, f"the descriptor of {what}, {bits:#x}: the model knows the 128-byte swizzle, offset 0")
-    if start % PATTERN >= ROW or (start % ROW and transposed) or start % ROW + 32 > ROW:
+        raise fail(simt.SimtError, f"the descriptor of {what}, {bits:#x}: the model has the 128-byte swizzle only")
+    if start % PATTERN >= ROW or start % (ROW if transposed else STEP):
         text = f"{what} of wgmma at shared address {start:#x}: the swizzle's pattern starts at multiples of {PATTERN}"
         raise fail(simt.Misaligned, text + ", the next 16 of k in it 32 bytes on")
     if stride % PATTERN or (transposed and rows > 64 and leading % PATTERN):

@@ -111,9 +111,10 @@ class SharedArray(Array):
         try:
             place = self.places[index]
         except (KeyError, TypeError):
-            place = self.locate(index)
-            if place is None:
+            found = self.locate(index)
+            if found is None:
                 return self.part(index)
+            place = found
         r = self.reads[place]
         if r < now.many:  # else several warps have read it in this interval, and a write since would have raised
             lane = now.lane
@@ -171,9 +172,10 @@ class GlobalArray(Array):
         try:
             place = self.places[index]
         except (KeyError, TypeError):
-            place = self.locate(index)
-            if place is None:
+            found = self.locate(index)
+            if found is None:
                 return self.part(index)
+            place = found
         for cell in range(place * self.ratio, (place + 1) * self.ratio) if self.ratio != 1 else (place,):
             if self.reads[cell] not in (SEVERAL, now.number):
                 self.memory.read(cell, now.number)
@@ -200,9 +202,10 @@ class LoneGlobalArray(GlobalArray):
         try:
             place = self.places[index]
         except (KeyError, TypeError):
-            place = self.locate(index)
-            if place is None:
+            found = self.locate(index)
+            if found is None:
                 return self.part(index)
+            place = found
         return self.data[place]
 
 

@@ -56,7 +56,7 @@ class Warp:
         self.live = len(lanes)
         self.payloads: list[Any] = [None] * len(lanes)
         self.results: Sequence[Any] = self.payloads
-        self.op: Callable[[list[Any]], Sequence[Any]] | None = None
+        self.op: Any = None
         self.at: Any = None
         self.width = WARP
         self.mixed = False

@@ -10,6 +10,7 @@ import ctypes
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from .state import now
 __all__ = ["SEVERAL", "Buffers", "Region", "byte_bounds"]
 
 SEVERAL = -1
+SPARSE = 64
+"""A region is sparse if its arrays fill less than one of so many bytes."""
 
 
 def byte_bounds(a: np.ndarray) -> tuple[int, int]:
@@ -29,6 +32,46 @@ def byte_bounds(a: np.ndarray) -> tuple[int, int]:
     return low, high + a.itemsize
 
 
+class Rare(dict):
+    """Cells of which few are ever touched; the others are 0."""
+
+    def __missing__(self, cell: int) -> int:
+        return 0
+
+
+class Pieces:
+    """The memory of arrays as intervals of bytes, where marking each byte would take too much."""
+
+    def __init__(self, arrays: list[np.ndarray], origin: int) -> None:
+        found: list[tuple[int, int]] = []
+        for a in arrays:
+            run = a.itemsize
+            rest: list[np.ndarray] = []
+            for stride, n in sorted((abs(s), n) for s, n in zip(a.strides, a.shape, strict=True) if n > 1):
+                if stride == run and not rest:
+                    run *= n
+                else:
+                    rest.append(stride * np.arange(n))
+            starts = np.zeros(1, np.int64)
+            for steps in rest:
+                starts = np.add.outer(starts, steps).ravel()
+            low = byte_bounds(a)[0] - origin
+            found += [(low + start, low + start + run) for start in starts.tolist()]
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        for start, end in sorted(found):
+            if self.ends and start <= self.ends[-1]:
+                self.ends[-1] = max(self.ends[-1], end)
+            else:
+                self.starts.append(start)
+                self.ends.append(end)
+
+    def find(self, mark: int, start: int, end: int) -> int:
+        """-1 if all bytes of [start, end) belong to arrays, else another number."""
+        i = bisect_right(self.starts, start) - 1
+        return -1 if i >= 0 and end <= self.ends[i] else start
+
+
 class Region:
     """Memory [start, end) that one or more arrays span; offsets count from `origin`, a multiple of 16."""
 
@@ -37,12 +80,17 @@ class Region:
         self.origin = start & ~15
         size = end - self.origin
         self.arrays = arrays  # kept alive
-        self.bytes = np.frombuffer((ctypes.c_uint8 * size).from_address(self.origin), np.uint8)
+        self.bytes = np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(self.origin)), np.uint8)
         self.shift = min(a.itemsize & -a.itemsize for a in arrays).bit_length() - 1
-        cells = (size >> self.shift) + 1
-        self.writers, self.readers = (array("i", bytes(4 * cells)) for _ in range(2))  # 1 + number of the block
         self.writable = all(a.flags.writeable for a in arrays)
-        self.gaps: bytearray | None = None
+        self.writers: Any  # of each cell: 1 + number of the block
+        self.readers: Any
+        self.gaps: bytearray | Pieces | None = None  # what finds bytes that belong to no element
+        if size > SPARSE * sum(a.nbytes for a in arrays):
+            self.writers, self.readers, self.gaps = Rare(), Rare(), Pieces(arrays, self.origin)
+            return
+        cells = (size >> self.shift) + 1
+        self.writers, self.readers = (array("i", bytes(4 * cells)) for _ in range(2))
         if any(not a.flags.c_contiguous for a in arrays) or len(arrays) > 1:
             self.gaps = self._gaps(size)
 

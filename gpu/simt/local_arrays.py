@@ -67,6 +67,7 @@ def local_type(dtype: np.dtype) -> type[list]:
 
     class Local(list):
         __slots__ = ("extent",)
+        extent: int
 
         def __setitem__(self, i: Any, value: Any) -> None:
             if type(value) is not kind:

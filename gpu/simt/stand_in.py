@@ -82,15 +82,17 @@ def configure(self: Any, configuration: tuple[Any, ...]) -> Any:
 
 def install() -> None:
     """Puts this executor in the place of numba-cuda's simulator; once is enough."""
-    from numba import cuda
+    import numba.cuda
     from numba.cuda.core import config
 
     if not config.ENABLE_CUDASIM:
         raise RuntimeError("simt.install() needs NUMBA_ENABLE_CUDASIM=1 in the environment before numba is imported")
+    cuda: Any = numba.cuda
     if isinstance(cuda, CudaModule):
         return
     from numba.cuda.simulator import kernel, kernelapi
 
+    fake: Any = kernel.FakeCUDAKernel
     cuda.__class__ = CudaModule
     module = kernelapi.FakeCUDAModule((1, 1, 1), (1, 1, 1), 0)
     for name in _FROM_SIMULATOR:
@@ -100,8 +102,7 @@ def install() -> None:
     cuda.grid, cuda.gridsize = grid, gridsize
     cuda.shared, cuda.local = SimpleNamespace(array=shared_array), SimpleNamespace(array=local_array)
     cuda.atomic = NoAtomics()
-    kernel.FakeCUDAKernel.__call__ = call
-    kernel.FakeCUDAKernel.__getitem__ = configure
+    fake.__call__, fake.__getitem__ = call, configure
     plain = cuda.jit
 
     def jit(function: Any = None, device: bool = False, **options: Any) -> Any:
