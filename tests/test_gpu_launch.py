@@ -298,11 +298,14 @@ def test_tiles_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen() == {"warps": 1, "row_tiles": 1, "keys": 16}
     with tiles(keys=64), tiles(row_tiles=2):
         assert chosen() == {"warps": 1, "row_tiles": 2, "keys": 64}
-    with pytest.raises(ValueError, match="tiles have no colour; they have warps"), tiles(colour=1):
+    with pytest.raises(ValueError, match="tiles have no colour; they have usual, warps"), tiles(colour=1):
         pass
-    monkeypatch.setenv("GPU_TILES", "warps")
-    with pytest.raises(ValueError, match="GPU_TILES='warps' must be like warps=2,keys=16"):
-        chosen()
+    monkeypatch.setenv("GPU_TILES", "usual,keys=16")
+    assert chosen() == {"keys": 16}
+    for wrong in ("warps", "warps=two", "keys=0"):
+        monkeypatch.setenv("GPU_TILES", wrong)
+        with pytest.raises(ValueError, match=f"tiles '{wrong}' must be like warps=2,keys=16, or usual"):
+            chosen()
 
 
 def test_tiles_fit_the_machine() -> None:

@@ -117,6 +117,7 @@ def test_ex2_and_lg2(x: float) -> None:
     assert abs(float(ptx.lg2(np.float32(exact))) - np.log2(float(np.float32(exact)))) <= 2.0**-22 * max(1, abs(x))
 
 
+@pytest.mark.filterwarnings("ignore:divide by zero")
 def test_edges_of_ex2() -> None:
     infinite = np.float32(np.inf)
     assert ptx.ex2(-infinite) == 0 and ptx.ex2(infinite) == infinite and np.isnan(ptx.ex2(np.float32(np.nan)))
@@ -153,7 +154,8 @@ def test_copy_fills_with_zeros() -> None:
 
 
 def test_declarations_are_whole() -> None:
-    """Each primitive has a docstring, which says more than its name."""
+    """Each primitive is tested, and has a docstring that says more than its name."""
+    assert set(ptx.__all__) == {*INSTRUCTIONS, *FOLDED, *HOPPER}
     for name in ptx.__all__:
         assert len((getattr(ptx, name).__doc__ or "").split()) >= 3, name
 
@@ -180,6 +182,9 @@ INSTRUCTIONS = {
     "store_global_b32": "STG.E ",
     "store_global_f32": "STG.E ",
     "store_global_b32x4": "STG.E.128",
+    "store_global_f32x4": "STG.E.128",
+    "load_shared_f32x4": "LDS.128",
+    "copy_async_b64": "LDGSTS.E.64",
     "load_shared_b32": "LDS ",
     "load_shared_f32": "LDS ",
     "load_shared_b32x4": "LDS.128",
@@ -187,7 +192,17 @@ INSTRUCTIONS = {
     "store_shared_b32": "STS ",
     "store_shared_f32": "STS ",
 }
-"""What each primitive is in SASS; the others are folded: moves, and a shuffle of what is the same in all lanes."""
+"""What each primitive is in SASS."""
+FOLDED = {
+    "bits_of", "block_x", "divide", "float_of", "of_first_lane", "shared_memory", "shuffle_xor", "unpack_high_bf16",
+    "unpack_high_f16", "unpack_low_bf16", "unpack_low_f16",
+}  # fmt: skip
+"""Moves, code of several instructions, and shuffles, which are nothing where all lanes have the same."""
+HOPPER = {
+    "descriptor", "fence_async_proxy", "hold", "pin", "wgmma_commit", "wgmma_fence", "wgmma_product", "wgmma_wait",
+    "wgmma_wait_but_one",
+}  # fmt: skip
+"""Those of test_gpu_wgmma.py."""
 
 COMPILE = """
 import sys

@@ -60,7 +60,7 @@ def test_drawn_gradients(case: Case) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_usual_tile(dtype: str) -> None:
     tiled = plain.tiled(lambda case: k2_tiled.usual(case.dtype, case.D, case.Dv))
-    passes(plain.implementation_of(tiled, "k2"), dataclasses.replace(LARGER, dtype=dtype))
+    passes(plain.implementation_of(tiled, "k2"), dataclasses.replace(LARGER, dtype=dtype, out_dtype=""))
 
 
 def test_usual_tile_of_gradients() -> None:
@@ -71,8 +71,8 @@ def test_usual_tile_of_gradients() -> None:
 
 def test_schedules() -> None:
     """The order in which warps run changes no bit: in blocks of two warps, whatever a barrier separates."""
-    case = Case("order", "two warps", H=2, Hkv=1, Lq=35, Lk=9, D=3, Dv=5, sinks="normal", want=frozenset({*ALL, "dsinks"}))
-    found = []
+    sizes, want = {"H": 2, "Hkv": 1, "Lq": 35, "Lk": 9, "D": 3, "Dv": 5}, frozenset({*ALL, "dsinks"})
+    case, found = Case("order", "two warps", sinks="normal", want=want, **sizes), []
     for schedule in ("first", "last", 5):
         with simt.scheduled(schedule):
             gradients = plain.gradients(lambda case: k2_gradients.Tile(4, 8, 64, 4, 4))
@@ -101,22 +101,25 @@ def test_rows_beyond_a_length() -> None:
             assert np.array_equal(rest, np.full_like(rest, value), equal_nan=True), name
 
 
-@given(
-    *(st.integers(0, 12),) * 2, st.integers(1, 5), *(st.integers(0, 12),) * 2, *(st.sampled_from((NO_LIMIT, 0, 1, 4)),) * 2,
-    st.booleans(),
-)  # fmt: skip
-def test_span_is_what_its_rows_see(row: int, i: int, rows: int, Lq: int, Lk: int, left: int, right: int, last: bool) -> None:
+ROWS = st.tuples(st.integers(0, 12), st.integers(1, 5))
+LENGTHS = st.tuples(st.integers(0, 12), st.integers(0, 12))
+SIDES = st.sampled_from((NO_LIMIT, 0, 1, 4))
+
+
+@given(ROWS, LENGTHS, SIDES, SIDES, st.booleans())
+def test_span_is_what_its_rows_see(
+    span: tuple[int, int], lengths: tuple[int, int], left: int, right: int, bottom_right: bool
+) -> None:
     """So tiles outside of it need not be read, and none that is needed is left out."""
-    args = map(np.int32, (Lq, Lk))
-    Lq32, Lk32 = args
-    band = Band(*map(np.int32, (left, right, last)))
-    seen = [keys_of(np.int32(r), Lq32, Lk32, band) for r in range(row, row + rows)]
-    seen = [(first, end + 1) for first, end in seen if end >= first]
-    begin, end = span_of(np.int32(row), np.int32(rows), Lq32, Lk32, band)
+    (row, rows), (Lq, Lk) = span, map(np.int32, lengths)
+    band = Band(*map(np.int32, (left, right, bottom_right)))
+    seen = [keys_of(np.int32(i), Lq, Lk, band) for i in range(row, row + rows)]
+    seen = [(first, last) for first, last in seen if first <= last]
+    begin, end = span_of(np.int32(row), np.int32(rows), Lq, Lk, band)
     if seen:
-        assert (begin, end) == (min(first for first, _ in seen), max(end for _, end in seen))
+        assert (begin, end) == (min(first for first, _ in seen), max(last for _, last in seen) + 1)
     else:
-        assert end <= max(begin, 0) or not any(keys_of(np.int32(row), Lq32, Lk32, band)[1] >= 0 for _ in range(1))
+        assert end <= begin
 
 
 def test_tiles_fit() -> None:
@@ -149,8 +152,9 @@ from tests import gpu_plain as plain
 k2 = plain.implementation_of(plain.gradients(plain.small), "k2", ("out", "lse", "dq", "dk", "dv", "dsinks"))
 for dtype in ("float32", "float64"):
     case = Case(
-        "stock", "numba's simulator", B=2, H=2, Hkv=1, Lq=9, Lk=11, D=5, Dv=6, q_lens=(8, 9), k_lens=(10, 3), dtype=dtype,
-        mask=Causal("bottom_right"), softcap=5.0, sinks="normal", bias=plain.ALIBI, family="peaked", want=k2.outputs,
+        "stock", "numba's simulator", B=2, H=2, Hkv=1, Lq=9, Lk=11, D=5, Dv=6, q_lens=(8, 9), k_lens=(10, 3),
+        mask=Causal("bottom_right"), softcap=5.0, sinks="normal", bias=plain.ALIBI, family="peaked",
+        want=k2.outputs, dtype=dtype,
     )
     verdict = examine(Local(k2), case)
     print(verdict.status, *(o.name for o in verdict.outputs), verdict.reasons)

@@ -18,10 +18,20 @@ BACKWARD_AFTER = ("tensor_core", "tiled", "varlen")
 """Forward kernels whose answers the backward is tried on; it is the same kernel after all."""
 
 
+TILES = ("warps=2,row_tiles=1,keys=32", "usual", "warps=2,row_tiles=2,keys=16")
+"""Tiles as `gpu.launch.choose` has them: those of the executor, of a device, and odd ones."""
+
+
 class Job(NamedTuple):
     case: str
     kernel: str
     schedule: str
+    tiles: str
+
+    def replay(self) -> str:
+        """The command that runs it alone."""
+        settings = f"GPU_SCHEDULE={self.schedule} GPU_TILES={self.tiles}"
+        return f"{settings} refattn check gpu.implementation:{self.kernel} --case {self.case}"
 
 
 def kernels_for(case: Case) -> list[str]:
@@ -34,16 +44,16 @@ def kernels_for(case: Case) -> list[str]:
 
 
 def every(schedules: Sequence[str], kernels: Iterable[str], chapters: Iterable[str] = ()) -> list[Job]:
-    """All jobs: cases that the door takes, the cheapest first."""
+    """All jobs, the cheapest first: cases that the door takes, each schedule with tiles of its own."""
     wanted, chosen = set(chapters), set(kernels)
     cases = [c for c in CASES if (not wanted or c.chapter in wanted) and GPUAttention().supports(c) is None]
     cases.sort(key=GPUAttention.work)
     return [
-        Job(case.id, kernel, schedule)
+        Job(case.id, kernel, schedule, tiles)
         for case in cases
         for kernel in kernels_for(case)
         if kernel in chosen
-        for schedule in schedules
+        for schedule, tiles in zip(schedules, itertools.cycle(TILES), strict=False)
     ]
 
 
@@ -83,11 +93,14 @@ def features(case: Case) -> set[str]:
 
 
 def covering(jobs: Sequence[Job]) -> list[Job]:
-    """Some of the jobs, which have of each kernel every feature and every schedule that all have, and of each feature
-    every schedule: always the one that adds most for its work (Chvátal 1979, a greedy cover)."""
+    """Some of the jobs, which have all that the jobs have of (kernel, feature, schedule).
+
+    Always the one that adds most for its work (Chvátal 1979, a greedy cover).
+    """
     cases = {case.id: case for case in CASES}
+    words = {name: features(case) for name, case in cases.items()}
     seconds = {job: 0.3 + GPUAttention.work(cases[job.case]) / 2e6 for job in jobs}
-    items = {job: _items(job, features(cases[job.case])) for job in jobs}
+    items = {job: {(job.kernel, job.schedule, word) for word in words[job.case]} for job in jobs}
     missing = set(itertools.chain.from_iterable(items.values()))
     chosen: list[Job] = []
     while missing:
@@ -95,11 +108,6 @@ def covering(jobs: Sequence[Job]) -> list[Job]:
         chosen.append(best)
         missing -= items[best]
     return chosen
-
-
-def _items(job: Job, words: set[str]) -> set[tuple[str, ...]]:
-    found: set[tuple[str, ...]] = {(job.kernel, word) for word in words} | {(job.kernel, job.schedule)}
-    return found | {(word, job.schedule) for word in words}
 
 
 KERNELS = tuple(FORCED)

@@ -38,7 +38,7 @@ class Log:
             for line in path.read_text().splitlines():
                 row = json.loads(line)
                 if {name: row.get(name) for name in self.stamp} == self.stamp:
-                    self.found[Job(row["case"], row["kernel"], row["schedule"])] = row
+                    self.found[Job(*(row[name] for name in Job._fields))] = row
                 else:
                     self.stale += 1
 
@@ -68,5 +68,5 @@ def summary(found: Mapping[Job, Mapping[str, Any]]) -> list[str]:
         if row["status"] in ("failed", "crash", "timeout"):
             reason = " ".join(" ".join(row["reasons"]).split())[-300:]
             worst = {name: f"{ratio:.3g}" for name, ratio in row["ratios"].items() if not ratio <= 1}
-            lines.append(f"FAIL {job.case} {job.kernel} schedule {job.schedule}: {row['status']} {worst} {reason}")
+            lines += [f"FAIL {' '.join(job)}: {row['status']} {worst} {reason}", f"     replay: {job.replay()}"]
     return lines

@@ -1,7 +1,7 @@
 """Which tile a kernel is compiled with: by head size and device; in the executor a small one.
 
 Small problems should span several tiles in the executor, or nothing between tiles would be tested.  `with tiles(...)`,
-or GPU_TILES="warps=2,keys=16" in the environment, sets fields of `Spec` by hand.
+or GPU_TILES="warps=2,keys=16" in the environment, sets fields of `Spec` by hand; GPU_TILES=usual takes those of a device.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from gpu.target import SIMULATED
 from .checks import Problem, Refused
 from .device import Machine
 
-__all__ = ["FIELDS", "features", "fitted", "head_size", "tiles"]
+__all__ = ["FIELDS", "features", "fitted", "head_size", "parsed", "tiles"]
 
-FIELDS = ("warps", "row_tiles", "keys", "q_in_registers")
+FIELDS = ("usual", "warps", "row_tiles", "keys", "q_in_registers")
 SMALL = {"warps": 2, "row_tiles": 1, "keys": 32}
 
 _chosen: ContextVar[dict[str, int] | None] = ContextVar("tiles", default=None)
@@ -29,7 +29,10 @@ _chosen: ContextVar[dict[str, int] | None] = ContextVar("tiles", default=None)
 
 @contextlib.contextmanager
 def tiles(**fields: int) -> Iterator[None]:
-    """Fields of `Spec` that kernels are compiled with: warps, row_tiles, keys, q_in_registers."""
+    """Fields of `Spec` that kernels are compiled with: warps, row_tiles, keys, q_in_registers.
+
+    usual=1: in the executor too, the others are those of a device.
+    """
     _check(fields)
     token = _chosen.set({**(_chosen.get() or {}), **fields})
     try:
@@ -38,16 +41,24 @@ def tiles(**fields: int) -> Iterator[None]:
         _chosen.reset(token)
 
 
+def parsed(text: str) -> dict[str, int]:
+    """The fields of a text such as "warps=2,keys=16", or "usual"."""
+    parts = [part.partition("=") for part in text.split(",") if part.strip()]
+    try:
+        fields = {name.strip(): int(value or (name.strip() == "usual" and 1)) for name, _, value in parts}
+        if 0 in [fields.get(name, 1) for name in ("warps", "row_tiles", "keys")]:
+            raise ValueError
+    except ValueError:
+        raise ValueError(f"tiles {text!r} must be like warps=2,keys=16, or usual") from None
+    _check(fields)
+    return fields
+
+
 def chosen() -> dict[str, int]:
     """What was set by hand, over what the executor takes."""
-    given = os.environ.get("GPU_TILES", "")
-    parts = [part.partition("=") for part in given.split(",") if part.strip()]
-    try:
-        fields = {name.strip(): int(value) for name, _, value in parts}
-    except ValueError:
-        raise ValueError(f"GPU_TILES={given!r} must be like warps=2,keys=16") from None
-    _check(fields)
-    return {**(SMALL if SIMULATED else {}), **fields, **(_chosen.get() or {})}
+    fields = {**parsed(os.environ.get("GPU_TILES", "")), **(_chosen.get() or {})}
+    small = SIMULATED and not fields.pop("usual", 0)
+    return {**(SMALL if small else {}), **fields}
 
 
 def head_size(n: int, sizes: Sequence[int] = HEAD_SIZES) -> int:

@@ -129,7 +129,7 @@ def load_shared_f32(address: Any) -> Any:
 
 @primitive("ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];", (f32,) * 4, (b32,), memory=True)
 def load_shared_f32x4(address: Any) -> Any:
-    """Four float32."""
+    """Four float32 in one access."""
     return tuple(simt.load("shared", address, 16).view(np.float32))
 
 

@@ -28,7 +28,6 @@ if SIMULATED:
 __all__ = ["ldmatrix_x4", "ldmatrix_x4_trans", "mma_bf16", "mma_f16"]
 
 Array = np.ndarray[Any, Any]
-_G, _T2 = np.arange(32) // 4, np.arange(32) % 4 * 2
 _MMA = (
     "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32 "
     "{{$0,$1,$2,$3}}, {{$4,$5,$6,$7}}, {{$8,$9}}, {{$10,$11,$12,$13}};"
@@ -65,13 +64,25 @@ def ldmatrix_x4_trans(address: Any) -> Any:
 
 
 def _product(dtype: Any, a: tuple[Array, ...], b: tuple[Array, ...], c: tuple[Array, ...]) -> tuple[Array, ...]:
-    halves = np.stack([*a, *b], 1).view(dtype).reshape(32, 6, 2).astype(np.float32)
-    A, B, C = np.empty((16, 16), np.float32), np.empty((16, 8), np.float32), np.empty((16, 8), np.float32)
-    for e in range(2):
-        A[_G, _T2 + e], A[_G + 8, _T2 + e] = halves[:, 0, e], halves[:, 1, e]
-        A[_G, _T2 + 8 + e], A[_G + 8, _T2 + 8 + e] = halves[:, 2, e], halves[:, 3, e]
-        B[_T2 + e, _G], B[_T2 + 8 + e, _G] = halves[:, 4, e], halves[:, 5, e]
-        C[_G, _T2 + e], C[_G + 8, _T2 + e] = c[e], c[2 + e]
-    with np.errstate(all="ignore"):
-        D = C + A @ B
-    return D[_G, _T2], D[_G, _T2 + 1], D[_G + 8, _T2], D[_G + 8, _T2 + 1]
+    halves = np.stack([*a, *b]).view(dtype).astype(np.float32)  # (6, 64): registers, lanes times two halves
+    D = halves.take(_A) @ halves.take(_B) + np.stack(c).take(_C)
+    return tuple(D.take(_D))
+
+
+def _places() -> tuple[Array, Array, Array, Array]:
+    """Where the elements of A, B and C are in their registers (register * 64 + lane * 2 + half; C: * 32 + lane), and D's in C."""
+    lanes, halves = np.arange(32), np.arange(2)
+    g, t2 = lanes // 4, lanes % 4 * 2
+    A, B, C = np.empty((16, 16), np.intp), np.empty((16, 8), np.intp), np.empty((16, 8), np.intp)
+    for r in range(4):
+        for e in halves:
+            A[g + (r & 1) * 8, t2 + (r >> 1) * 8 + e] = r * 64 + lanes * 2 + e
+        C[g + (r >> 1) * 8, t2 + (r & 1)] = r * 32 + lanes
+    for r in range(2):
+        for e in halves:
+            B[t2 + r * 8 + e, g] = (4 + r) * 64 + lanes * 2 + e
+    D = np.stack([(g + (r >> 1) * 8) * 8 + t2 + (r & 1) for r in range(4)])
+    return A, B, C, D
+
+
+_A, _B, _C, _D = _places()
