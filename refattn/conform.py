@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from .calling import Description, Local
 from .case import Case
+from .diagnose import Suspects
 from .implementation import Implementation
 from .inputs import make
 from .judge import Output, Verdict, failed_call, judge
@@ -36,6 +37,8 @@ class Report:
     interrupted: bool = False
     expected: Mapping[str, str] = field(default_factory=dict)
     """ids of the cases that are expected to fail, and why"""
+    diagnosis: tuple[str, ...] = ()
+    """which bug explains the failures that are not expected, in words"""
 
     def failures(self) -> list[Verdict]:
         """The failures that are not expected."""
@@ -107,12 +110,16 @@ def run(
     run and returns the report so far.  Raises `CannotLoad` and `BadContract`.
     """
     candidate = Worker(spec, timeout) if isinstance(spec, str) else Local(spec)
+    suspects = Suspects()
     report = Report(spec if isinstance(spec, str) else spec.name, candidate.description, seed, len(cases))
     report.expected = expected or {}
     try:
         on_start(report)
         for case in cases:
             verdict = examine(candidate, dataclasses.replace(case, seed=case.seed + seed) if seed else case)
+            if case.id not in report.expected:
+                note = suspects.watch(verdict)
+                verdict = dataclasses.replace(verdict, notes=(*verdict.notes, note)) if note else verdict
             report.verdicts.append(dataclasses.replace(verdict, evidence=None))
             if on_verdict(verdict):
                 break
@@ -120,4 +127,5 @@ def run(
         report.interrupted = True
     finally:
         candidate.close()
+    report.diagnosis = suspects.lines()
     return report

@@ -142,6 +142,8 @@ def print_summary(console: Console, report: Report) -> None:
         console.print(f"loosened: {why}: {len(members)} cases", soft_wrap=True)
     if any(note.startswith("undeclared") for v in report.verdicts for note in v.notes):
         console.print("if a convention is meant, declare it: @implementation(conventions=Conventions(...))")
+    for n, line in enumerate(report.diagnosis):
+        console.print(f"{'diagnosis: ' if n == 0 else '           '}{line}", soft_wrap=True, highlight=False)
     for v in report.stale():
         console.print(f"stale: {v.case.id} passes, but {_STALE}: {report.expected[v.case.id]}", soft_wrap=True)
     console.print(totals(report), soft_wrap=True)
@@ -213,6 +215,7 @@ def as_json(report: Report) -> dict[str, Any]:
                 "conventions": dataclasses.asdict(about.conventions),
             },
             "counts": report.counts(),
+            "diagnosis": list(report.diagnosis),
             "verdicts": [
                 {
                     "case": v.case.to_json(),

@@ -133,7 +133,7 @@ def rows_of(x: Array) -> Rows:
 
 
 def band_of(mask: Mask | None) -> Band:
-    parts = mask.masks if isinstance(mask, And) else () if mask is None else (mask,)
+    parts = [mask.left, mask.right] if isinstance(mask, And) else [] if mask is None else [mask]
     left = right = NO_LIMIT
     for part in parts:
         if isinstance(part, Causal):
@@ -142,7 +142,7 @@ def band_of(mask: Mask | None) -> Band:
             left, right = (min(n, NO_LIMIT if m is None else m) for n, m in ((left, part.left), (right, part.right)))
         else:
             raise TypeError(f"mask={mask!r} is no band")
-    aligns = {part.align for part in parts}  # type: ignore[attr-defined]
+    aligns = {part.align for part in parts if isinstance(part, (Causal, Window))}
     if len(aligns) > 1:
         raise TypeError(f"mask={mask!r} has two alignments")
     return Band(np.int32(left), np.int32(right), np.int32("bottom_right" in aligns))

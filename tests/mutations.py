@@ -173,9 +173,9 @@ STREAMING = _mutations(
             ("dv not made up for dropout", "part_v if kept is None else part_v * undropped", "part_v"),
             ("slope of softcap forgotten", "ds = _hidden_is_0(dc * slope, visible)", "pass"),
             ("dscale of the last tile", "sums.dscale += ", "sums.dscale = "),
-            ("dsinks of the last batch entry", "sums.dsinks[h] += ", "sums.dsinks[h] = "),
-            ("dbias of the last head", "head[rows, keys] += dt", "head[rows, keys] = dt"),
-            ("dq unscaled", "part_q * scale", "part_q"),
+            ("dsinks of the last batch entry", 'rules.add_up("dsinks", sums.dsinks[h], ', "("),
+            ("dbias of the last head", 'rules.add_up("dbias", head[rows, keys], dt)', "dt"),
+            ("dq unscaled", "rules.scale_dq(part_q, scale)", "part_q"),
             ("dlse ignored", "np.where(alive, rules.arriving(dlse), 0) - delta", "-delta"),
         ),
         "matrices": (

@@ -23,7 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("implementation", "cases", "truth", "adapters", "strategy"),
     ("calling", "mutants"),
     ("worker", "judge"),
-    ("laws", "sampling"),
+    ("diagnose", "laws", "localise", "probes", "sampling", "shrink", "statistics"),
     ("conform", "honest", "judgement", "proofs"),
     ("report", "dump", "judging", "show", "page"),
     ("fuzz", "judge_file", "plugin", "conformance", "prove"),

@@ -43,6 +43,8 @@ EVERY = {
     "causal, bottom right": (small(Lq=5, mask=Causal("bottom_right"), family="peaked"), ONE),
     "window": (small(Lq=3, mask=Window(20, 0, "bottom_right"), family="peaked"), ONE),
     "window, both sides": (small(Lq=3, mask=Window(4, 17, "top_left"), family="peaked"), ONE),
+    "causal in a window": (small(Lq=5, mask=Causal("bottom_right") & Window(9, None, "bottom_right")), ONE),
+    "more warps than chunks": (small(B=1, H=1, Hkv=1, Lk=140, Dv=32), Tiles(8, splits=1)),
     "rows without a key": (small(B=1, Lq=5, Lk=3, mask=Causal("bottom_right")), ONE),
     "no keys": (small(B=1, Lk=0), ONE),
     "no keys but a sink": (small(B=1, Lk=0, sinks="normal"), ONE),

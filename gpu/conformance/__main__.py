@@ -57,7 +57,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m gpu.conformance", description="The suite by every kernel and schedule.")
-    parser.add_argument("--quick", action="store_true", help="few jobs, which cover each kernel with each feature in each schedule")
+    parser.add_argument("--quick", action="store_true", help="few jobs, by rule: kernel x feature x schedule")
     parser.add_argument("--kernels", metavar="K,K", help="some of the kernels, the door's names")
     parser.add_argument("--schedules", metavar="S,S", default="first,last,1", help="of the executor (first,last,1)")
     parser.add_argument("--chapter", metavar="C", action="append", default=[], help="a chapter; may be repeated")

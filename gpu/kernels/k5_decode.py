@@ -42,7 +42,7 @@ from .k5_merge import (
     merge_threads,
     splits_for,
     workspace,
-)  # fmt: skip
+)
 from .places import begin_key, end_key, extent, whole
 from .softmax import INFINITE, LOG2E, softmax_of
 from .spec import HEAD_SIZES, Spec
@@ -60,7 +60,8 @@ SIGNATURE = types.void(OPERAND, OPERAND, OPERAND, PARTIAL, SHAPE, BAND, LENGTHS,
 def usual(dtype: str, D: int, Dv: int, rows: int, **features: Any) -> Spec:
     """The tile that suits head sizes and `rows` = group * Lq; a warp has about 8 KiB on their way."""
     size = max(D, Dv)
-    tile = {"row_tiles": 2 if rows > 16 and size <= 128 else 1, "keys": 32 if size <= 64 else 16}
+    row_tiles = 2 if rows > 16 and size <= 128 else 1
+    tile = {"row_tiles": row_tiles, "keys": 32 if size <= 64 else 16, "q_in_registers": row_tiles * size <= 128}
     return Spec(dtype, D, Dv, **{**tile, **features})
 
 
@@ -96,7 +97,7 @@ def split(spec: Spec) -> Any:
     SUMS = OWN_ROWS * row_bytes(spec.D)
     OWN, OWN_BYTES, OUT_BYTES = SUMS + 8 * OWN_ROWS * WARPS, _warp_bytes(spec), _out_bytes(spec)
     DV, CHUNKS, COLUMNS = spec.Dv, spec.Dv // 4, spec.Dv // 8
-    OUTPUTS = OWN_ROWS * CHUNKS // THREADS
+    OUTPUTS = -(-OWN_ROWS * CHUNKS // THREADS)
     S_SIZE, P_SIZE, O_SIZE, M_SIZE = STRIPES * KEYS // 2, STRIPES * KEYS // 4, STRIPES * spec.Dv // 2, 2 * STRIPES
     A_SIZE = STRIPES * spec.D // 4 if spec.q_in_registers else 1
     resident, modified = spec.q_in_registers, spec.modified
@@ -239,10 +240,10 @@ def split(spec: Spec) -> Any:
             ptx.store_global_f32(to + 4, total)
         if start < stop:
             for i in range(OUTPUTS):
-                c = thread + int32(i * THREADS)
-                r = c // int32(CHUNKS)
-                chunk = c - r * int32(CHUNKS)
-                if row + r < limit:
+                c = int32(thread + int32(i * THREADS))
+                r = int32(c // int32(CHUNKS))
+                chunk = int32(c - r * int32(CHUNKS))
+                if r < OWN_ROWS and row + r < limit:
                     x0, x1, x2, x3 = float32(0), float32(0), float32(0), float32(0)
                     for w in range(WARPS):
                         source = memory + int32(OWN + w * OWN_BYTES) + r * int32(OUT_BYTES) + chunk * int32(16)

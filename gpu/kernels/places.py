@@ -10,8 +10,8 @@ from gpu.target import device
 from .arguments import Bias
 
 __all__ = [
-    "begin_key", "begin_row", "bias_of_head", "end_key", "end_row", "extent", "packed_tile", "place_of", "place_of_packed",
-    "room", "whole",
+    "begin_key", "begin_row", "bias_of_head", "end_key", "end_row", "extent", "packed_tile", "place_of",
+    "place_of_packed", "room", "whole",
 ]  # fmt: skip
 
 

@@ -182,13 +182,13 @@ def load_by_warp(D: int, rows: int, vector: bool) -> Any:
 
     @device
     def load(shared, first, stride, row, limit, used, lane):  # type: ignore[no-untyped-def]
-        own_row, own_column = lane // int32(WIDE), lane % int32(WIDE) * int32(8)
-        to = shared + own_row * int32(ROW) + own_column * int32(2)
+        own_row, own_column = int32(lane // int32(WIDE)), int32(lane % int32(WIDE) * int32(8))
+        to = int32(shared + own_row * int32(ROW) + own_column * int32(2))
         source = first + int64(row + own_row) * stride + int64(own_column * 2)
-        left = limit - row - own_row
+        left = int32(limit - row - own_row)
         for i in range(DOWN):
             for j in range(ACROSS):
-                column = own_column + int32(j * COLUMNS_AT_ONCE)
+                column = int32(own_column + int32(j * COLUMNS_AT_ONCE))
                 exists = left > i * ROWS_AT_ONCE and column < used
                 at = to + int32(i * ROWS_AT_ONCE * ROW + j * COLUMNS_AT_ONCE * 2)
                 if vector:

@@ -1,7 +1,7 @@
 """Which tile a kernel is compiled with: by head size and device; in the executor a small one.
 
 Small problems should span several tiles in the executor, or nothing between tiles would be tested.  `with tiles(...)`,
-or GPU_TILES="warps=2,keys=16" in the environment, sets fields of `Spec` by hand; GPU_TILES=usual takes those of a device.
+or GPU_TILES in the environment, sets fields of `Spec` by hand: warps=2,keys=16; or usual, to take those of a device.
 """
 
 from __future__ import annotations

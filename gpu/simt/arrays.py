@@ -26,7 +26,7 @@ class Array:
     """A view of memory; `array` is the same as a NumPy array, `data` all elements of the memory in a row."""
 
     __slots__ = ("array", "data", "dtype", "memory", "ndim", "parts", "places", "ratio", "reads", "shape", "size",
-                 "start", "strides", "writes")  # fmt: skip
+                 "start", "steps", "strides", "writes")  # fmt: skip
 
     def __init__(self, array: np.ndarray, memory: Any) -> None:
         self.array, self.memory = array, memory
@@ -39,6 +39,7 @@ class Array:
         self.start, rest = divmod(array.__array_interface__["data"][0] - every.__array_interface__["data"][0], n)
         if rest or any(s % n for s in self.strides):
             raise Misaligned(f"an array of {self.dtype} with strides {self.strides} is not aligned to {n} bytes")
+        self.steps = tuple(s // n for s in self.strides)
         self.places: dict[Any, int] = {}
         self.parts: dict[Any, Array] = {}
         self.follow()
@@ -46,6 +47,11 @@ class Array:
     def follow(self) -> None:
         """Takes up the cells of the memory's detector."""
         raise NotImplementedError
+
+    @property
+    def kind(self) -> type[Array]:
+        """The class of parts."""
+        return next(c for c in (SharedArray, LoneGlobalArray, GlobalArray) if isinstance(self, c))
 
     @property
     def itemsize(self) -> int:
@@ -56,26 +62,36 @@ class Array:
 
     def locate(self, index: Any) -> int | None:
         """The place of an element, which enters the table; None if the index is of a part of the array."""
-        indices = index if isinstance(index, tuple) else (index,)
-        for i, n in zip(indices, self.shape, strict=False):
-            if not isinstance(i, slice) and not 0 <= i < n:
+        indices = index if type(index) is tuple else (index,)
+        place, whole = self.start, len(indices) == self.ndim
+        for i, n, step in zip(indices, self.shape, self.steps, strict=False):
+            if isinstance(i, slice):
+                whole = False
+            elif 0 <= i < n:
+                place += int(i) * step
+            else:
                 raise fail(OutOfBounds, f"index {index} of an array of shape {self.shape} is out of bounds")
+        if whole:
+            if len(self.places) > LARGEST_TABLE:
+                self.places.clear()
+            self.places[index] = place
+            return place
         if len(indices) > self.ndim:
             raise fail(OutOfBounds, f"index {index} has more dimensions than an array of shape {self.shape}")
-        if len(indices) < self.ndim or any(isinstance(i, slice) for i in indices):
-            return None
-        place = self.start + sum(int(i) * s for i, s in zip(indices, self.strides, strict=True)) // self.dtype.itemsize
-        if len(self.places) > LARGEST_TABLE:
-            self.places.clear()
-        self.places[index] = place
+        return None
+
+    def place_of(self, index: Any) -> int:
+        """The place of an element that is to be written."""
+        place = self.locate(index)
+        if place is None:
+            raise fail(SimtError, f"index {index} of an array of shape {self.shape} is of a part: assign its elements")
         return place
 
     def part(self, index: Any) -> Array:
         """A view of a part."""
         key = str(index)
         if key not in self.parts:
-            kind = SharedArray if isinstance(self, SharedArray) else type(self)
-            self.parts[key] = kind(self.array[index], self.memory)
+            self.parts[key] = self.kind(self.array[index], self.memory)
         return self.parts[key]
 
     def put(self, place: int, value: Any) -> None:
@@ -100,12 +116,6 @@ class SharedArray(Array):
         shadow = self.memory.shadow
         self.reads, self.writes = shadow.reads, shadow.writes
         self.__class__ = SharedArray if self.dtype.itemsize == 1 << shadow.shift else WideSharedArray
-
-    def place_of(self, index: Any) -> int:
-        place = self.locate(index)
-        if place is None:
-            raise fail(SimtError, "a slice of an array is assigned to: assign its elements")
-        return place
 
     def __getitem__(self, index: Any) -> Any:
         try:
@@ -159,14 +169,20 @@ class WideSharedArray(SharedArray):
 
 
 class GlobalArray(Array):
-    """An array in global memory, `memory` being its region."""
+    """An array in global memory whose elements are cells of the detector; `memory` is its region."""
 
     __slots__ = ()
+
+    def __init__(self, array: np.ndarray, memory: Any) -> None:
+        memory.split(array.itemsize & -array.itemsize)
+        super().__init__(array, memory)
+        memory.followers.append(self)
 
     def follow(self) -> None:
         region = self.memory
         self.reads, self.writes = region.readers, region.writers
         self.ratio = self.dtype.itemsize >> region.shift
+        self.__class__ = GlobalArray if self.ratio == 1 else WideGlobalArray
 
     def __getitem__(self, index: Any) -> Any:
         try:
@@ -176,15 +192,16 @@ class GlobalArray(Array):
             if found is None:
                 return self.part(index)
             place = found
-        for cell in range(place * self.ratio, (place + 1) * self.ratio) if self.ratio != 1 else (place,):
-            if self.reads[cell] not in (SEVERAL, now.number):
-                self.memory.read(cell, now.number)
+        r = self.reads[place]
+        if r != SEVERAL and r != now.number:
+            self.memory.read(place, now.number)
         return self.data[place]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        place = self.locate(index)
-        if place is None:
-            raise fail(SimtError, "a slice of an array is assigned to: assign its elements")
+        try:
+            place = self.places[index]
+        except (KeyError, TypeError):
+            place = self.place_of(index)
         if not self.memory.writable:
             raise fail(OutOfBounds, f"index {index} of a read-only array is written")
         if now.number:
@@ -193,10 +210,28 @@ class GlobalArray(Array):
         self.put(place, value)
 
 
+class WideGlobalArray(GlobalArray):
+    """One whose elements are several cells."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index: Any) -> Any:
+        place = self.locate(index)
+        if place is None:
+            return self.part(index)
+        for cell in range(place * self.ratio, (place + 1) * self.ratio):
+            if self.reads[cell] not in (SEVERAL, now.number):
+                self.memory.read(cell, now.number)
+        return self.data[place]
+
+
 class LoneGlobalArray(GlobalArray):
     """One in a launch of one block, where no other block can race."""
 
     __slots__ = ()
+
+    def follow(self) -> None:
+        """No detector."""
 
     def __getitem__(self, index: Any) -> Any:
         try:

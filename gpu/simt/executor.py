@@ -236,7 +236,12 @@ def _execute(warps: list[Warp]) -> None:
     now.members = [lane for warp in warps for lane in warp.lanes]
     now.lane = now.members[0]
     op = warps[0].op
-    results = op([payload for warp in warps for payload in warp.payloads])
+    try:
+        results = op([payload for warp in warps for payload in warp.payloads])
+    except SimtError:
+        raise
+    except Exception as error:
+        raise fail(LaneError, f"{type(error).__name__}: {error}") from error
     start = 0
     for warp in warps:
         n = len(warp.lanes)

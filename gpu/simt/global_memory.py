@@ -1,7 +1,7 @@
 """Global memory: the buffers of a launch, found by host address, and the race detector across blocks.
 
-Nothing orders the blocks of a launch: a cell that one writes and another reads or writes is a race.  A cell is as wide
-as the narrowest element of the arrays that it belongs to.
+Nothing orders the blocks of a launch: a cell that one writes and another reads or writes is a race.  A cell is 16
+bytes, until an access is narrower: then the cells of the region are split.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from .state import now
 __all__ = ["SEVERAL", "Buffers", "Region", "byte_bounds"]
 
 SEVERAL = -1
+WIDEST = 4
 SPARSE = 64
 """A region is sparse if its arrays fill less than one of so many bytes."""
 
@@ -81,7 +82,8 @@ class Region:
         size = end - self.origin
         self.arrays = arrays  # kept alive
         self.bytes = np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(self.origin)), np.uint8)
-        self.shift = min(a.itemsize & -a.itemsize for a in arrays).bit_length() - 1
+        self.shift = WIDEST
+        self.followers: list[Any] = []  # arrays that hold `writers` and `readers`, and must learn of a split
         self.writable = all(a.flags.writeable for a in arrays)
         self.writers: Any  # of each cell: 1 + number of the block
         self.readers: Any
@@ -93,6 +95,15 @@ class Region:
         self.writers, self.readers = (array("i", bytes(4 * cells)) for _ in range(2))
         if any(not a.flags.c_contiguous for a in arrays) or len(arrays) > 1:
             self.gaps = self._gaps(size)
+
+    def split(self, unit: int) -> None:
+        """Cells of `unit` bytes at most, a power of two."""
+        n = (1 << self.shift) // unit
+        if n > 1:
+            self.shift = unit.bit_length() - 1
+            self.writers, self.readers = (_repeated(cells, n) for cells in (self.writers, self.readers))
+            for a in self.followers:
+                a.follow()
 
     def _gaps(self, size: int) -> bytearray | None:
         """1 at each byte that belongs to no element of the arrays; None: there are none."""
@@ -122,6 +133,13 @@ class Region:
         offset = (cell << self.shift) - (self.start - self.origin)
         text = f"across blocks: it {does} offset {offset} of a buffer, which another block {did} in this launch"
         return fail(Race, text)  # type: ignore[return-value]
+
+
+def _repeated(cells: Any, n: int) -> Any:
+    """Each cell n times."""
+    if isinstance(cells, Rare):
+        return Rare({cell * n + i: block for cell, block in cells.items() for i in range(n)})
+    return array("i", np.repeat(np.frombuffer(cells, np.int32), n).tobytes())
 
 
 class Buffers:
@@ -171,8 +189,10 @@ class Buffers:
         region, offset = self.find(address, nbytes, alignment, what)
         block = now.number
         if block:
+            if nbytes & 15:
+                region.split(nbytes & -nbytes)
             readers = region.readers
-            for cell in range(offset >> region.shift, (offset + nbytes - 1 >> region.shift) + 1):
+            for cell in range(offset >> region.shift, offset + nbytes >> region.shift):
                 r = readers[cell]
                 if r != block and r != SEVERAL:
                     region.read(cell, block)
@@ -186,7 +206,9 @@ class Buffers:
             raise fail(OutOfBounds, f"store at offset {address - region.start} of a read-only buffer")
         block = now.number
         if block:
-            for cell in range(offset >> region.shift, (offset + n - 1 >> region.shift) + 1):
+            if n & 15:
+                region.split(n & -n)
+            for cell in range(offset >> region.shift, offset + n >> region.shift):
                 region.write(cell, block)
         region.bytes[offset : offset + n] = data
 

@@ -18,6 +18,7 @@ Model", "cp.async", "Async proxy"; FastTrack (Flanagan and Freund 2009) for the 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -88,13 +89,16 @@ class Shadow:
             self.shift = shift
             self._allot(np.repeat(self.w, n), np.repeat(self.r, n))
 
-    def cells(self, offset: int, nbytes: int) -> range:
+    def cells(self, offset: int, nbytes: int) -> Sequence[int]:
         """The cells of an access."""
         shift = self.shift
-        if nbytes < 1 << shift:
+        n = nbytes >> shift
+        if n == 1:
+            return (offset >> shift,)
+        if not n:
             self.split(nbytes.bit_length() - 1)
-            shift = self.shift
-        return range(offset >> shift, (offset + nbytes) >> shift)
+            return (offset >> self.shift,)
+        return range(offset >> shift, (offset >> shift) + n)
 
     def read(self, offset: int, nbytes: int) -> None:
         """The running lane reads."""

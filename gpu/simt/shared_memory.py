@@ -48,6 +48,8 @@ class SharedMemory:
     def offset(self, address: int, nbytes: int, what: str, lane: Any = None) -> int:
         """The offset of an access."""
         offset = address - BASE
+        if 0 <= offset <= self.dynamic - nbytes and not address % nbytes:
+            return offset
         if not (0 <= offset and offset + nbytes <= self.dynamic):
             if not any(a <= offset and offset + nbytes <= b for a, b in self.spans):
                 raise fail(

@@ -1,8 +1,9 @@
-"""Wrong geometry: alignment, windows, lengths, and the patterns of practical variants."""
+"""Wrong geometry: alignment, windows, lengths, and what a predicate is told."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,23 +11,15 @@ from typing import Any
 import numpy as np
 
 from ..case import Case
-from ..masks import (
-    Causal,
-    Chunked,
-    Dilated,
-    Gathered,
-    GlobalTokens,
-    Mask,
-    Tree,
-    Visibility,
-    Window,
-)
+from ..masks import Causal, Mask, Padding, Visibility, Window
 from ..streaming import Rules
-from .catalogue import mutant, unequal_lengths
+from .catalogue import TILES, mutant, unequal_lengths
 
-__all__ = ["rewritten"]
+__all__ = ["Seen", "everything", "has", "rewritten", "told"]
 
 Array = np.ndarray[Any, Any]
+Told = Callable[[Mask, Array, Array, Array, Array, Array, Array], Array]
+"""(mask, b, h, i, j, lq, lk) -> what is seen"""
 
 
 def rewritten(mask: Any, change: Callable[[Any], Mask]) -> Any:
@@ -41,9 +34,39 @@ def rewritten(mask: Any, change: Callable[[Any], Mask]) -> Any:
     return change(mask)
 
 
+@dataclass(frozen=True)
+class Seen(Mask):
+    """A mask that is asked in another way."""
+
+    mask: Mask
+    how: Told
+
+    def __call__(self, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
+        return self.how(self.mask, b, h, i, j, lq, lk)
+
+
+def told(mask: Any, how: Told) -> Any:
+    """The whole mask, asked as `how` says; no mask or a bare array as it is."""
+    if not isinstance(mask, Visibility) or mask.mask is None:
+        return mask
+    return dataclasses.replace(mask, mask=Seen(mask.mask, how))
+
+
+def everything(mask: Mask) -> Mask:
+    """Hides nothing."""
+    return Window(None, None, "top_left")
+
+
 def has(*words: str) -> Callable[[Case], bool]:
     """Whether all of these are in the mask as it prints."""
     return lambda case: all(word in repr(case.mask) for word in words)
+
+
+def _aligned(align: str) -> Callable[[Any], Any]:
+    return lambda m: dataclasses.replace(m, align=align) if hasattr(m, "align") else m
+
+
+# the diagonal
 
 
 @mutant(
@@ -54,7 +77,59 @@ class causal_top_left(Rules):
     """Alignment at the bottom right is done at the top left: the offset lk - lq is lost."""
 
     def geometry(self, mask: Any) -> Any:
-        return rewritten(mask, lambda m: dataclasses.replace(m, align="top_left") if hasattr(m, "align") else m)
+        return rewritten(mask, _aligned("top_left"))
+
+
+@mutant(
+    "mask", "pytorch#108108 pytorch#103082 onnxruntime#29020",
+    lambda case: "top_left" in repr(case.mask) and unequal_lengths(case),
+)  # fmt: skip
+class causal_bottom_right(Rules):
+    """Alignment at the top left is done at the bottom right: an offset lk - lq is added."""
+
+    def geometry(self, mask: Any) -> Any:
+        return rewritten(mask, _aligned("bottom_right"))
+
+
+@mutant("mask", "openvino#37653 xformers#103 jax#23349", has("Causal("))
+class causal_ignored(Rules):
+    """A causal mask hides nothing."""
+
+    def geometry(self, mask: Any) -> Any:
+        return rewritten(mask, lambda m: everything(m) if isinstance(m, Causal) else m)
+
+
+@mutant("mask", "onnxruntime#25927", has("Causal("))
+class causal_off_by_one(Rules):
+    """A causal mask hides the diagonal, the current token, too: j < i for j <= i."""
+
+    def geometry(self, mask: Any) -> Any:
+        def change(m: Mask) -> Mask:
+            return Seen(m, lambda m, b, h, i, j, lq, lk: m(b, h, i - 1, j, lq, lk)) if isinstance(m, Causal) else m
+
+        return rewritten(mask, change)
+
+
+@mutant(
+    "mask", "flash-attention#1778",
+    lambda case: "Causal('bottom_right')" in repr(case.mask) and case.Lq > 1, "negative_block_bound",
+)  # fmt: skip
+class keys_of_first_row(Rules):
+    """The number of key tiles of a causal tile of queries is taken from its first row, not from its last."""
+
+    def geometry(self, mask: Any) -> Any:
+        def change(m: Mask) -> Mask:
+            return Seen(m, _up_to_first_row) if m == Causal("bottom_right") else m
+
+        return rewritten(mask, change)
+
+
+def _up_to_first_row(m: Mask, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
+    first = i // TILES.tile_q * TILES.tile_q + lk - lq
+    return m(b, h, i, j, lq, lk) & (j < -(-(first + 1) // TILES.tile_k) * TILES.tile_k)
+
+
+# windows
 
 
 @mutant("mask", "transformers#39408 transformers#29623 vllm#3385 onnxruntime#25927 zml#763", has("Window("))
@@ -70,6 +145,72 @@ class window_off_by_one(Rules):
             return dataclasses.replace(m, left=m.left + 1)
 
         return rewritten(mask, change)
+
+
+@mutant("mask", "transformers#39408 vllm#3385 onnxruntime#25927 zml#763", has("Window("), "window_off_by_one")
+class window_too_narrow(Rules):
+    """A window is one key too narrow: j > i - w for j >= i - w."""
+
+    def geometry(self, mask: Any) -> Any:
+        def change(m: Mask) -> Mask:
+            if not isinstance(m, Window):
+                return m
+            if m.left is not None:
+                return Seen(m, lambda m, b, h, i, j, lq, lk: m(b, h, i, j, lq, lk) & m(b, h, i, j - 1, lq, lk))
+            return Seen(m, lambda m, b, h, i, j, lq, lk: m(b, h, i, j, lq, lk) & m(b, h, i, j + 1, lq, lk))
+
+        return rewritten(mask, change)
+
+
+@mutant(
+    "mask", "unsloth#8253", lambda case: bool(re.search(r"Window\((0, |\w+, 0,)", repr(case.mask))), "window_zero"
+)  # fmt: skip
+class window_zero_unset(Rules):
+    """A side of 0 of a window is taken for a side without limit."""
+
+    def geometry(self, mask: Any) -> Any:
+        def change(m: Mask) -> Mask:
+            return Window(m.left or None, m.right or None, m.align) if isinstance(m, Window) else m
+
+        return rewritten(mask, change)
+
+
+@mutant("mask", "jax#32300", lambda case: repr(case.mask).startswith("Window("), "window_alone")
+class window_needs_another(Rules):
+    """A window is ignored unless there is another mask too."""
+
+    def geometry(self, mask: Any) -> Any:
+        alone = isinstance(mask, Visibility) and isinstance(mask.mask, Window)
+        return dataclasses.replace(mask, mask=None) if alone else mask
+
+
+@mutant("mask", "transformers#40163", has("Window("), "window_off_by_one")
+class window_both_sides(Rules):
+    """A window reaches as far to the right as to the left."""
+
+    def geometry(self, mask: Any) -> Any:
+        def change(m: Mask) -> Mask:
+            both = isinstance(m, Window) and m.left is not None
+            return dataclasses.replace(m, right=m.left) if both else m  # type: ignore[type-var, attr-defined]
+
+        return rewritten(mask, change)
+
+
+@mutant(
+    "mask", "ROCm/flash-attention#158",
+    lambda case: case.Lq == 1 and has("Window(", "bottom_right")(case) and unequal_lengths(case), "window_decode",
+)  # fmt: skip
+class window_decode_from_0(Rules):
+    """The window of a single query is aligned as if the query were the first token."""
+
+    def geometry(self, mask: Any) -> Any:
+        def change(m: Mask) -> Mask:
+            return _aligned("top_left")(m) if isinstance(m, Window) else m  # type: ignore[no-any-return]
+
+        return rewritten(mask, change) if isinstance(mask, Visibility) and mask.Lq == 1 else mask
+
+
+# lengths
 
 
 @dataclass(frozen=True)
@@ -101,56 +242,27 @@ class lengths_unshifted(Rules):
         return dataclasses.replace(mask, mask=Unshifted(mask.mask, mask.Lq, mask.Lk))
 
 
-class LateChunks(Chunked):
-    def __call__(self, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
-        return super().__call__(b, h, i + 1, j, lq, lk)
-
-
-@mutant("pattern", "transformers#37414 transformers#40214", has("Chunked("), "chunk_boundary")
-class chunks_begin_early(Rules):
-    """A chunk of local attention begins a query early: the last query of each sees the next chunk."""
+@mutant(
+    "mask", "jax#23349", lambda case: (case.q_lens, case.k_lens) != (None, None), "lengths_ignored"
+)  # fmt: skip
+class all_keys_exist(Rules):
+    """Key and query lengths are accepted and not applied."""
 
     def geometry(self, mask: Any) -> Any:
-        return rewritten(mask, lambda m: LateChunks(m.size, m.align) if isinstance(m, Chunked) else m)
+        return dataclasses.replace(mask, q_lens=None, k_lens=None) if isinstance(mask, Visibility) else mask
 
 
-@mutant("pattern", "ValkyriaLenneth/Longformer_ZH#5", has("Dilated("))
-class dilation_ignored(Rules):
-    """The keys of a dilated window are next to each other."""
-
-    def geometry(self, mask: Any) -> Any:
-        return rewritten(mask, lambda m: dataclasses.replace(m, dilation=1) if isinstance(m, Dilated) else m)
-
-
-class SeenByAll(GlobalTokens):
-    def __call__(self, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
-        return super().__call__(b, h, np.full_like(i, -(2**40)), j, lq, lk)
-
-
-@mutant("pattern", "allenai/longformer#254 allenai/longformer#28", has("GlobalTokens("))
-class global_one_way(Rules):
-    """All see the global tokens, which see no more than others do."""
+@mutant("mask", "jax#23349 xformers#103", has("Padding("), "lengths_ignored")
+class padding_ignored(Rules):
+    """Padding keys are attended to."""
 
     def geometry(self, mask: Any) -> Any:
-        return rewritten(mask, lambda m: SeenByAll(m.tokens, m.align) if isinstance(m, GlobalTokens) else m)
+        return rewritten(mask, lambda m: everything(m) if isinstance(m, Padding) else m)
 
 
-@mutant("pattern", "sglang#20278", has("Tree("))
-class tree_as_causal(Rules):
-    """The nodes of a token tree are causal: siblings see one another."""
-
-    def geometry(self, mask: Any) -> Any:
-        return rewritten(mask, lambda m: Causal("bottom_right") if isinstance(m, Tree) else m)
-
-
-class NoneIsLast(Gathered):
-    def __call__(self, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
-        return super().__call__(b, h, i, j, lq, lk) | super().__call__(b, h, i, np.where(j == lk - 1, -1, j), lq, lk)
-
-
-@mutant("pattern", "Megatron-LM#3674 flash-attention#2755", has("Gathered(", "-1"), "gathered_none")
-class gathered_none_is_last(Rules):
-    """-1, which stands for no key, is taken for the index of the last one."""
+@mutant("mask", "jax#24491 triton#2626", lambda case: case.mask is not None and unequal_lengths(case), "one_length")
+class one_length_for_both(Rules):
+    """The mask is that of as many queries as there are keys."""
 
     def geometry(self, mask: Any) -> Any:
-        return rewritten(mask, lambda m: NoneIsLast(m.indices) if isinstance(m, Gathered) else m)
+        return told(mask, lambda m, b, h, i, j, lq, lk: m(b, h, i, j, lk, lk))

@@ -34,7 +34,7 @@ class Sums:
         self.dsinks = None if x.sinks is None else np.zeros(x.H, x.dtype)
         self.dscale = self.dsoftcap = x.dtype.type(0)
 
-    def add_bias(self, dt: Array, b: int, h: int, rows: slice, keys: slice) -> None:
+    def add_bias(self, rules: Rules, dt: Array, b: int, h: int, rows: slice, keys: slice) -> None:
         """Adds a tile, summed over the dimensions that the bias was broadcast over."""
         if self.dbias is None:
             return
@@ -44,7 +44,7 @@ class Sums:
             dt, rows = dt.sum(0, keepdims=True), slice(0, 1)
         if head.shape[1] == 1:
             dt, keys = dt.sum(1, keepdims=True), slice(0, 1)
-        head[rows, keys] += dt
+        head[rows, keys] = rules.add_up("dbias", head[rows, keys], dt)
 
 
 def backward(head: Head, done: Rows, out: Array, dout: Array, dlse: Array, sums: Sums) -> None:
@@ -54,12 +54,13 @@ def backward(head: Head, done: Rows, out: Array, dout: Array, dlse: Array, sums:
     scale, undropped = x.dtype.type(head.scale), rules.undropped(x.dropout)
     dq, dk, dv = np.zeros_like(head.q), np.zeros_like(head.k), np.zeros_like(head.v)
 
+    shift, factor = rules.from_forward(done.shift, done.factor)
     alive = ~np.isneginf(done.lse)
     delta = np.where(done.seen, rules.delta(out, dout), 0)  # a row that sees a sink alone has no use of dout
     incoming = np.where(alive, rules.arriving(dlse), 0) - delta
     if sums.dsinks is not None and head.sink is not None:
-        share = np.where(alive, rules.exp(head.sink, done.shift) * done.factor, 0)
-        sums.dsinks[h] += np.where(alive, share * incoming, 0).sum()
+        share = np.where(alive, rules.exp(head.sink, shift) * factor, 0)
+        sums.dsinks[h] = rules.add_up("dsinks", sums.dsinks[h], np.where(alive, share * incoming, 0).sum())
 
     for rows in tiles(x.Lq, contract.grad_q_block or rules.schedule.tile_q):
         for keys in key_tiles(x.Lk, rules.schedule, contract.grad_k_block):
@@ -68,9 +69,9 @@ def backward(head: Head, done: Rows, out: Array, dout: Array, dlse: Array, sums:
                 continue
             (t, in_caps, before), visible, kept = tile
             kept = None if kept is None else rules.kept_again(kept)
-            p = rules.exp(t, done.shift[rows, None])
+            p = rules.exp(t, shift[rows, None])
             if x.dtype == np.float64:
-                p *= done.factor[rows, None]
+                p *= factor[rows, None]
             dt = dout[rows] @ head.v[keys].T
             if kept is not None:
                 dt = rules.through_dropout(dt, kept, undropped)
@@ -79,7 +80,7 @@ def backward(head: Head, done: Rows, out: Array, dout: Array, dlse: Array, sums:
             if visible is not None:
                 np.copyto(p, 0, where=~visible)
                 np.copyto(dt, 0, where=~visible)
-            sums.add_bias(dt, b, h, rows, keys)
+            sums.add_bias(rules, dt, b, h, rows, keys)
             dc = dt
             if before is not None:
                 dc = _hidden_is_0(rules.through_mod(dt, head.slope_of_mod(before, rows, keys)), visible)
@@ -94,18 +95,21 @@ def backward(head: Head, done: Rows, out: Array, dout: Array, dlse: Array, sums:
             part_k = rules.scale_dk(selected_product(ds.T, head.q[rows], across), scale)
             part_q = selected_product(ds, head.k[keys], visible)
             sums.dscale += rules.dscale(np.where(done.seen[rows, None], part_q * head.q[rows], 0).sum(), scale)
-            dv[keys] = _add(rules, dv[keys], part_v if kept is None else part_v * undropped, contract.grad_q_block)
-            dk[keys] = _add(rules, dk[keys], part_k, contract.grad_q_block)
-            dq[rows] = _add(rules, dq[rows], part_q * scale, contract.grad_k_block)
+            part_q = rules.scale_dq(part_q, scale)
+            part_v = part_v if kept is None else part_v * undropped
+            dv[keys] = _add(rules, "dv", dv[keys], part_v, contract.grad_q_block)
+            dk[keys] = _add(rules, "dk", dk[keys], part_k, contract.grad_q_block)
+            dq[rows] = _add(rules, "dq", dq[rows], part_q, contract.grad_k_block)
     sums.dq[b, h] = dq
+    own = rules.gradient_head(h, x.H, x.Hkv)
     for total, part in ((sums.dk, dk), (sums.dv, dv)):
-        total[b, head.key_head] = rules.add_head(total[b, head.key_head], part)
+        total[b, own] = rules.add_head(total[b, own], part)
 
 
 def _hidden_is_0(x: Array, visible: Array | None) -> Array:
     return x if visible is None else np.where(visible, x, 0)
 
 
-def _add(rules: Rules, total: Array, part: Array, block: int) -> Array:
+def _add(rules: Rules, name: str, total: Array, part: Array, block: int) -> Array:
     """total + part; accumulated in the output's dtype where the contract has blocks."""
-    return rules.round(total + part, rules.precision.out if block else None)
+    return rules.round(rules.add_up(name, total, part), rules.precision.out if block else None)

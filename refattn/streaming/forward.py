@@ -107,7 +107,7 @@ def forward(head: Head) -> Rows:
             state = online.join_sink(state, head.sink, rules.exp)
         # every visible score is -inf: only an input that is not finite, or an overflow, does that
         state.l[seen & np.isneginf(state.m)] = np.nan
-        out, done.lse[rows] = online.finish(state)
+        out, done.lse[rows] = rules.finish(state)
         done.out[rows] = _weigh_again(head, rows, state) if rules.precision.weights_normalised else out
         if x.dropout is not None:
             done.out[rows] *= rules.undropped(x.dropout)

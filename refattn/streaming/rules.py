@@ -70,13 +70,17 @@ class Rules:
     """An honest kernel under the contract `precision`."""
 
     def __init__(self, precision: Precision, schedule: Schedule) -> None:
-        self.precision, self.schedule = precision, schedule
-        self.dtype = FORMATS[precision.accumulate].dtype
+        self.precision, self.schedule = self.contract(precision), schedule
+        self.dtype = FORMATS[self.precision.accumulate].dtype
         if schedule.tile_k < precision.tile:
             raise ValueError(
                 f"tile_k={schedule.tile_k} rescales more often than precision.tile={precision.tile} promises; "
                 f"use a tile_k of at least that, or a contract with a smaller tile"
             )
+
+    def contract(self, precision: Precision) -> Precision:
+        """What is kept of the contract: all of it."""
+        return precision
 
     # what is handed over
 
@@ -212,6 +216,10 @@ class Rules:
     def merge(self, a: State, b: State) -> State:
         return online.merge(a, b, self.exp)
 
+    def finish(self, state: State) -> tuple[Array, Array]:
+        """out and lse of rows that have seen all, the sink included."""
+        return online.finish(state)
+
     def lse(self, lse: Array) -> Array:
         return lse
 
@@ -220,6 +228,10 @@ class Rules:
     def delta(self, out: Array, dout: Array) -> Array:
         """What softmax subtracts: sum_j p_j dp_j = out · dout, for each row."""
         return (out * dout).sum(-1)
+
+    def from_forward(self, shift: Array, factor: Array) -> tuple[Array, Array]:
+        """What the backward takes a head's weights from: p = exp(t - shift) * factor, (Lq,) each."""
+        return shift, factor
 
     def arriving(self, dlse: Array) -> Array:
         """The gradient that arrives at lse."""
@@ -248,12 +260,23 @@ class Rules:
         """What each score adds to dsoftcap, z = s / softcap."""
         return dc * (np.tanh(in_caps) - np.where(slope == 0, 0, in_caps * slope))
 
+    def scale_dq(self, dq: Array, scale: Array) -> Array:
+        return dq * scale
+
     def scale_dk(self, dk: Array, scale: Array) -> Array:
         return dk * scale
 
     def dscale(self, ds_qk: Array, scale: Array) -> Array:
         """dscale from the sum of ds times q·k."""
         return ds_qk
+
+    def add_up(self, name: str, so_far: Array, part: Array) -> Array:
+        """A sum with one more term: dq, dk, dv by tiles, dbias and dsinks over what they broadcast over."""
+        return so_far + part
+
+    def gradient_head(self, h: int, H: int, Hkv: int) -> int:
+        """The key head to whose dk and dv a query head adds."""
+        return self.key_head(h, H, Hkv)
 
     def add_head(self, total: Array, part: Array) -> Array:
         """dk and dv of a key head: the sum over the query heads that share it."""

@@ -16,10 +16,10 @@ from .extras import NONE, Extras
 from .forward import Forward, Tile, forward
 from .lite import forward_lite
 from .matrices import matrices
-from .rounding import LAMBDA, half_ulp, interval, repetitive
+from .rounding import LAMBDA, Units, half_ulp, interval, repetitive
 from .scalars import Scalars, Total
 
 __all__ = [
-    "LAMBDA", "NONE", "Backward", "Extras", "Forward", "Scalars", "Tile", "Total",
+    "LAMBDA", "NONE", "Backward", "Extras", "Forward", "Scalars", "Tile", "Total", "Units",
     "backward", "forward", "forward_lite", "half_ulp", "interval", "matrices", "repetitive",
 ]  # fmt: skip

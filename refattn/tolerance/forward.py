@@ -65,6 +65,8 @@ class Forward:
     lse_rigorous: Array
     lse_sharp: Array
     lse_variance: Array
+    deviation: Array
+    """of out, were all roundings independent of one another; infinite where they are not small"""
 
 
 def row_tiles(rows: int, keys: int, elements: int = 1 << 18) -> list[slice]:
@@ -80,7 +82,7 @@ def forward(
     """Bounds of one head; q (Lq, D), k (Lk, D), v (Lk, Dv) finite float64, exact in the inputs' dtype."""
     Lq, Lk, Dv = len(q), len(k), v.shape[1]
     c = Units(precision, Lk)
-    wide = ("out", "rigorous", "sharp", "accumulation_variance", "coherent")
+    wide = ("out", "rigorous", "sharp", "accumulation_variance", "coherent", "deviation")
     sizes = {f.name: (Lq, Dv if f.name in wide else 1) for f in fields(Forward)}
     bound = Forward(**{name: np.zeros(size) for name, size in sizes.items()})
     same_q, same_k = repetitive(q), repetitive(k).T
@@ -188,12 +190,14 @@ def _tile(
     W0 = w2.sum(1, keepdims=True)
     w2r = dropped(w2)
     spread_o = np.maximum(dropped(w2r) @ v2 - 2 * o * (w2r @ v) + o * o * W0, 0.0)
+    apart = spread_o.copy()  # the variance without ties
     S2 = (pr * pr) @ v2
     ties = Ties(np.where(visible, s.t, 0.0), c.widths(far.max(1, keepdims=True, initial=0.0)), visible & (p > 0))
     alike = ties.alike(p, np.full((len(p), 1), u))
     together_w = ties.sum_squares_of(w)
     W0 = W0 + together_w
     variance_p = (u_p * u_p + c.pv_rounds * u * u) / 3 * S2
+    apart += variance_p
     coherent = np.zeros_like(o)
     if not u_p and kept is None:
         spread_o += ties.sum_squares(w, v, o)
@@ -208,11 +212,15 @@ def _tile(
         narrow = (p * x * x).sum(1, keepdims=True) - mean_x * mean_x < (4 * u_p) ** 2
         coherent = np.where(narrow, rounding_p, 0.0)
     prefix = _largest_prefix(pr, v, o)
-    variance_sum = u * u / 3 * (R * np.minimum(prefix**2 / 3 + S2 / 6, half**2) + alike * half**2)
+    walk = R * np.minimum(prefix**2 / 3 + S2 / 6, half**2)
+    variance_sum = u * u / 3 * (walk + alike * half**2)
+    apart += u * u / 3 * (walk + R / 3 * o * o)
     sum_of_l = u * u / 3 * (R / 3 + alike)
     variance_l = sum_of_l * o * o
     if precision.sum_rounded_weights:
-        variance_l = variance_l + u_p * u_p / 3 * o * o * ((p * p).sum(1, keepdims=True) + ties.sum_squares_of(p))
+        squares = (p * p).sum(1, keepdims=True)
+        variance_l = variance_l + u_p * u_p / 3 * o * o * (squares + ties.sum_squares_of(p))
+        apart += u_p * u_p / 3 * o * o * squares
     px, pw = p * x, p * s.log_scale
     sum_px, sum_pw = px.sum(1, keepdims=True), pw.sum(1, keepdims=True)
     scale_error = 2 * u * (np.abs(dropped(px) @ v - o * sum_px) + np.abs(dropped(pw) @ v - o * sum_pw))
@@ -247,10 +255,12 @@ def _tile(
     if precision.weights_from_lse:
         rigorous = rigorous + np.expm1(np.minimum(lse_rigorous, LARGEST)) * (B + rigorous)
         sharp = np.fmin(sharp + np.expm1(np.minimum(lse_sharp, LARGEST)) * size, rigorous)
+        apart += lse_variance * o * o
+    apart = np.where((B < SQUARES_VANISH) | coarse, np.inf, apart)
     zero = np.where(dead, 0.0, 1.0)
     return Forward(
         o, rigorous * zero, sharp * zero, variance_sum, coherent * zero,
-        lse, lse_rigorous * zero, lse_sharp * zero, lse_variance * zero,
+        lse, lse_rigorous * zero, lse_sharp * zero, lse_variance * zero, np.sqrt(apart),
     )  # fmt: skip
 
 

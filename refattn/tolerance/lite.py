@@ -44,7 +44,7 @@ def forward_lite(
         return None
     one = np.zeros((len(q), 1))
     wide = np.zeros((len(q), v.shape[1]))
-    bound = Forward(*(np.zeros_like(x) for x in (*[wide] * 5, *[one] * 4)))
+    bound = Forward(*(np.zeros_like(x) for x in (*[wide] * 5, *[one] * 4, wide)))
     vabs, v2 = np.abs(v), v * v
     for rows in row_tiles(len(q), len(k)):
         _rows(
@@ -103,7 +103,10 @@ def _rows(
     sum_v, sum_l = (R * u * half + 2 * T * u * B) * (1 + e) + small_v, R * u + rest + 2 * T * u
     rigorous = e * (B + size) + rounding_p + underflow + sum_v + size * sum_l * (1 + e)
     rigorous = rigorous / np.maximum(1 - e - sum_l, 0.01) + 4 * u * size
-    variance = (u_p**2 + c.pv_rounds * u * u) / 3 * S2 + u * u / 3 * R * half**2 + u * u / 9 * R * o * o
+    variance_p, variance_l = (u_p**2 + c.pv_rounds * u * u) / 3 * S2, u * u / 9 * R * o * o
+    walk = u * u / 3 * R * np.minimum(half**2, 4 * (S2 + o * o))  # partial sums of values of either sign
+    bound.deviation[rows] = np.sqrt(variance_p + walk + variance_l)
+    variance = variance_p + u * u / 3 * R * half**2 + variance_l
     variance += 2 * e * e / 3 * (S2 + o * o * (p * p).sum(1, keepdims=True))
     coherent = np.where(narrow, rounding_p, u_p * size) + underflow + small_v + 4 * u * far * (B + size) + 6 * u * size
     sharp = np.minimum(LAMBDA * np.sqrt(variance) + coherent, rigorous)

@@ -18,8 +18,9 @@ from ..tolerance import NONE, Extras, Forward, Tile, forward, forward_lite
 from .expected import Expected
 from .finish import dtype_of
 from .solve import Truth
+from .view import View
 
-__all__ = ["Expected", "dtype_of", "quick_truth", "truth"]
+__all__ = ["Expected", "View", "dtype_of", "quick_truth", "truth"]
 
 Array = np.ndarray[Any, Any]
 

@@ -31,3 +31,5 @@ class Expected:
     nonfinite: Array
     narrow: bool = False
     """from `quick_truth`: to be outside decides nothing"""
+    deviation: Array | None = None
+    """of out: the standard deviation of an honest error before out is rounded, if all roundings were independent"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -69,13 +70,17 @@ class Truth:
             values |= new_values
             radii |= new_radii
         self._apply_conventions(values, radii)
-        return {
+        found = {
             name: finish(
                 name, values[name], radii[name][0], radii[name][1],
                 case, self.precision, self.conventions, self.empty, self.nonfinite,
             )  # fmt: skip
             for name in sorted(case.want)
         }
+        if "out" in found:
+            deviation = np.array([f.deviation for f in self.heads.values()]).reshape(values["out"].shape)
+            found["out"] = replace(found["out"], deviation=deviation)
+        return found
 
     def _forward_values(self) -> dict[str, Array]:
         out, lse = self._solve("attention")

@@ -98,6 +98,26 @@ def test_an_exception_of_the_kernel_is_located() -> None:
 
 
 @cuda.jit
+def calls_a_broken_model(out, lanes):
+    simt.collective(np.linalg.inv, 1.0, lanes)  # here
+
+
+@pytest.mark.parametrize("lanes", [32, 128])
+def test_an_exception_of_a_model_is_located(lanes: int) -> None:
+    text = refused(simt.LaneError, calls_a_broken_model, zeros(), lanes, block=128)
+    assert "LinAlgError: 1-dimensional" in text
+
+
+@cuda.jit
+def assigns_a_part(out):
+    out[cuda.threadIdx.x] = 1  # here
+
+
+def test_parts_of_arrays_are_not_assigned() -> None:
+    assert "assign its elements" in refused(simt.SimtError, assigns_a_part, np.zeros((64, 2)), grid=1)
+
+
+@cuda.jit
 def adds_atomically(out):
     cuda.atomic.add(out, 0, 1)  # here
 

@@ -1,0 +1,72 @@
+"""Aggregate statistics: systematic errors of out that are too small for any single element to show.
+
+The bound of an element allows for the worst roundings of that element; a scale that is off by 0.1 % in bfloat16
+hides below it in every element, but moves all of them in one direction.  So rows are compared as a whole.
+
+A *filter* is a direction g (rows, Dv) that depends on the problem alone.  Row i gives one number,
+
+    u_i = sum_k g_ik e_ik / s_ik²,    e = got - value,    s² = variance of an honest error (`rows`),
+
+in which roundings of all its weights and outputs are mixed.  Roundings are as likely up as down, and rows are rounded
+independently, so the u_i of an honest kernel are independent and symmetric, whatever their size.  Then
+
+    T = |sum_i u_i| / sqrt(sum_i u_i²),    P(T > L) <= 2 exp(-L² / 2)
+
+(Hoeffding 1963, theorem 2, given the |u_i|; Efron 1969, "Student's t-test under symmetry conditions").  The rows
+themselves are the variance model: errors that columns share, as those of the weights are, cost nothing.  T <= sqrt(n),
+so that fewer than L² rows say nothing.  What may be common to all rows of an honest kernel (a rounded constant,
+an exp that is off always to one side, accumulators that truncate, second-order terms) is bounded (`allowance`)
+and taken off |sum u| first.
+
+The statistics (`filters`, `keys`):
+
+    scale           g = d out / d log(scale), less what is along out in its row
+    size            g = out, less what is along the direction of scale
+    toward zero     g = half a unit in the last place, with the sign of out
+    up and down     g = half a unit in the last place
+    rms             the mean of e² / s² beyond 1, by its spread over rows
+    key             for each key j: the direction of its weight, p_j (v_j - out), less those of size and scale
+
+Each has at most the false-alarm rate of RATE a problem, where errors are symmetric and rows independent.  They are
+not everywhere: the gates of `rows` leave out whatever is not generic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..inputs import Problem
+from ..precision import Precision
+from ..truth import Expected
+from .filters import Filters
+from .keys import Keys
+from .rows import generic, groups
+from .suspicion import RATE, Suspicion
+
+__all__ = ["RATE", "Suspicion", "suspicions"]
+
+Array = np.ndarray[Any, Any]
+
+
+def suspicions(
+    problem: Problem, got: Mapping[str, Array], expected: Mapping[str, Expected], precision: Precision
+) -> tuple[Suspicion, ...]:
+    """What is systematically wrong with out, though each element may be within its bound; most telling first.
+
+    `got` and `expected` are dense, in float64, as the judge has them.  Nothing is said of problems that are not
+    generic, nor of other outputs.
+    """
+    if "out" not in got or "out" not in expected or not generic(problem, expected["out"], precision):
+        return ()
+    filters, found = Filters(), []
+    with np.errstate(all="ignore"):
+        for group in groups(problem, got["out"], expected["out"], precision):
+            scan = Keys(group)
+            for rows in group.chunks():
+                filters.add(rows)
+                scan.add(rows)
+            found += scan.found()
+        return tuple(sorted([*filters.found(), *found], key=lambda s: -s.statistic / s.limit))

@@ -1,0 +1,237 @@
+"""The rows that the statistics look at: up to ROWS of each key head, and only generic ones.
+
+A problem is generic if its accumulators are float32 and nothing but a mask, a softcap, a bias or sinks stands between
+q, k, v and out: with a rotation, quantised inputs or a scaled q, errors of k are common to all rows; score_mod and
+dropout are left out for simplicity.
+
+A row is generic if no other row has the same out, and
+
+- its scores spread: their standard deviation under p is at least 32 roundings of P, and 2^-5;
+- it has at least 16 effective keys, (sum p)² / sum p²: then P is rounded in many places at once;
+- scores are below 2^13, so that p in float32 is good to three digits, which is enough to weigh errors with;
+- what is lost, sum of p below a unit of the sum or flushed to 0 in the format of P, is below 1/16 of a rounding;
+- more than half of its elements can be judged: finite, of a finite bound, and above 64 times the smallest number of
+  out's format (with flushing, four times the smallest normal), since those below are rounded to 0.
+
+The variance of an honest error is SPREAD deviation² + h² / 3, h half a unit in the last place of out.  `deviation`
+(`tolerance.forward`) has u_P p for each rounding of P, which is half a unit only at the lower end of a binade; the mean
+of its square is 0.54 of that for logarithmically uniform p, and SPREAD for one that leans to that end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..case import Case
+from ..dtypes import FORMATS
+from ..inputs import Problem
+from ..precision import Precision
+from ..tolerance import Units, half_ulp
+from ..truth import Expected, View
+
+__all__ = ["Group", "Rows", "generic", "groups"]
+
+Array = np.ndarray[Any, Any]
+
+ROWS = 256
+"""of a key head, evenly spaced: more would cost more than the bound does"""
+SPREAD = 0.8
+FEWEST = 43
+"""rows below which no T can exceed its limit"""
+HIDDEN = np.float32(-1e30)
+TILE = 1 << 20
+"""scores held at a time"""
+EVERYTHING = slice(None)
+
+
+def generic(problem: Problem, expected: Expected, precision: Precision) -> bool:
+    """Whether the problem, as a whole, is one that the statistics are for."""
+    case = problem.case
+    plain = case.score_mod is case.dropout is case.rotary is case.quant is precision.scaled_q is None
+    known = expected.deviation is not None and precision.accumulate == "float32"
+    return plain and known and case.B * case.H * case.Lq >= FEWEST and case.Lk >= 16 and case.D * case.Dv > 0
+
+
+@dataclass
+class Rows:
+    """Some generic rows (n) of one head; arrays (n, Dv) are in units of s, the deviation of an honest error."""
+
+    z: Array
+    """got - value"""
+    size: Array
+    """out"""
+    scale: Array
+    """d out / d log(scale)"""
+    exponent: Array
+    """the same of the exponents of exp, softcap and bias included"""
+    half: Array
+    """half a unit in the last place"""
+    judged: Array
+    """which elements are; elsewhere all of the above is 0"""
+    p: Array
+    """(n, Lk), float32"""
+    v: Array
+    """(Lk, Dv), float32"""
+    per_s: Array
+    """1 / s, in the unit of v, float32"""
+    scale_slack: Array
+    """(n,): how far the scale may be off in all rows alike"""
+    size_slack: Array
+    """(n,): how far out may be too large in all rows alike"""
+
+    @cached_property
+    def apart(self) -> Array:
+        """z less what is along size and scale in its row."""
+        return self.less(self.z, self.size, self.less(self.scale, self.size))
+
+    @staticmethod
+    def less(x: Array, *directions: Array) -> Array:
+        """x less its part along directions that are orthogonal to one another, row by row."""
+        for d in directions:
+            square = (d * d).sum(1, keepdims=True)
+            x = x - (x * d).sum(1, keepdims=True) / np.where(square > 0, square, 1.0) * d
+        return x
+
+
+def groups(problem: Problem, got: Array, expected: Expected, precision: Precision) -> Iterator[Group]:
+    """The key heads, each with the rows that read it; rows whose out was there before are left out."""
+    view = View(problem, precision)
+    seen: set[str] = set()
+    for b, kv in np.ndindex(problem.case.B, problem.case.Hkv):
+        yield Group(view, b, kv, got, expected, precision, seen)
+
+
+class Group:
+    """One key head."""
+
+    def __init__(
+        self, view: View, b: int, kv: int, got: Array, expected: Expected, precision: Precision, seen: set[str]
+    ) -> None:
+        self.view, self.b, self.kv, self.precision = view, b, kv, precision
+        self.got, self.expected = got, expected
+        self.case: Case = view.case
+        v = view.clean["v"][b, kv]
+        self.unit = float(np.abs(v).max(initial=0.0)) or 1.0  # in float32, values of any size must do
+        self.v = (v / self.unit).astype(np.float32)
+        self.k = view.clean["k"][b, kv].astype(np.float32)
+        self.chosen = self._chosen(seen)
+        self.c = Units(precision, self.case.Lk)
+
+    def _chosen(self, seen: set[str]) -> list[tuple[int, Array]]:
+        """Heads and rows."""
+        group, Lq = self.view.group, self.case.Lq
+        e = self.expected
+        heads = slice(self.kv * group, (self.kv + 1) * group)
+        value = e.value[self.b, heads].reshape(group * Lq, -1)
+        fine = np.isfinite(value).all(1) & ~e.ignored[self.b, heads].reshape(group * Lq, -1).any(1)
+        at = np.flatnonzero(fine)
+        at = at[np.unique(np.linspace(0, len(at) - 1, min(ROWS, len(at))).astype(int))] if len(at) else at
+        mark = value[at] @ np.random.default_rng(0).standard_normal(value.shape[1])
+        fresh = []
+        for i, number in zip(at, mark, strict=True):
+            name = f"{number:.9e}"
+            if name not in seen:
+                seen.add(name)
+                fresh.append(int(i))
+        rows = np.array(fresh, dtype=int)
+        return [(heads.start + g, rows[rows // Lq == g] % Lq) for g in range(group)]
+
+    def chunks(self) -> Iterator[Rows]:
+        """The generic rows, some at a time."""
+        step = max(1, TILE // max(self.case.Lk, 1))
+        for h, rows in self.chosen:
+            for first in range(0, len(rows), step):
+                part = self._rows(h, rows[first : first + step])
+                if len(part.z):
+                    yield part
+
+    def _rows(self, h: int, rows: Any) -> Rows:
+        view, case, c, b = self.view, self.case, self.c, self.b
+        s = (view.clean["q"][b, h][rows] * view.scale).astype(np.float32) @ self.k.T
+        t = s
+        if case.softcap is not None:
+            tanh = np.tanh(s / np.float32(case.softcap))
+            t, s = np.float32(case.softcap) * tanh, s * (1 - tanh * tanh)
+        _, bias = view.tiles(b, h)
+        added = bias(rows, EVERYTHING)
+        if added is not None:
+            t = t + added.astype(np.float32)
+        hides = not (case.mask is case.q_lens is case.k_lens is None) or added is not None
+        if hides:
+            visible = view.visible(b, h, rows, EVERYTHING)
+            t = np.where(visible, t, HIDDEN)
+        sink = view.sink(h)
+        m = t.max(1, keepdims=True)
+        alive = m[:, 0] > HIDDEN / 2
+        x = t - m
+        weight = np.exp(x)
+        total = weight.sum(1, keepdims=True)
+        rest = 0.0 if sink is None else np.exp(np.float32(sink) - m)
+        p = weight / (total + rest)
+        kept = total / (total + rest)  # sum p
+        px = p * x
+        mean = px.sum(1, keepdims=True) / kept
+        spread = np.sqrt(np.maximum(np.einsum("ij,ij->i", px, x) / kept[:, 0] - mean[:, 0] ** 2, 0.0))
+        effective = kept[:, 0] ** 2 / np.einsum("ij,ij->i", p, p)
+        largest = np.abs(m[:, 0])
+        u_out = FORMATS[self.expected.dtype].u
+        rounding = max(c.u_weights, u_out)
+        good = alive & (spread >= max(32 * c.u_weights, 2.0**-5)) & (effective >= 16) & (largest < 2.0**13)
+        lost = self._lost(weight, p)
+        good &= lost <= rounding / 16
+
+        value, e = (self._of(y, h, rows) / self.unit for y in (self.expected.value, self.got))
+        e -= value
+        deviation = self._of(self.expected.deviation, h, rows) / self.unit
+        half = half_ulp((np.abs(value) + deviation) * self.unit, self.expected.dtype) / self.unit
+        variance = (SPREAD if c.u_weights else 1.0) * deviation**2 + half**2 / 3
+        judged = self._judged(value, h, rows) & np.isfinite(e) & np.isfinite(variance)
+        good &= judged.mean(1) > 0.5
+
+        own = s if case.softcap is not None or added is not None else t
+        direction = self._slope(p, px if own is t else None, own, m, value, kept)
+        exponent = direction if own is t else self._slope(p, px, t, m, value, kept)
+        per_s = np.where(judged, 1 / np.sqrt(np.where(judged, variance, 1.0)), 0.0)[good]
+        u = c.u
+        narrow = FORMATS[self.precision.inputs].bits <= 11  # tensor cores, which truncate
+        scale_slack = 8 * u + narrow * case.D * u / 16 + c.eps / spread + c.u_weights**2 + 2 * c.u_scores**2 * largest
+        scale_slack = scale_slack + 8 * lost / spread
+        size_slack = 8 * u + narrow * case.Lk * u / 16 + c.eps + c.u_weights**2 + u_out**2 + lost
+        z, size, scale, exponent, half = (
+            np.where(judged[good], y[good] * per_s, 0.0) for y in (e, value, direction, exponent, half)
+        )
+        return Rows(
+            z, size, scale, exponent, half, judged[good],
+            p if good.all() else p[good], self.v, per_s.astype(np.float32), scale_slack[good], size_slack[good],
+        )  # fmt: skip
+
+    def _of(self, x: Any, h: int, rows: Any) -> Array:
+        return np.asarray(x[self.b, h][rows], dtype=np.float64)
+
+    def _judged(self, value: Array, h: int, rows: Any) -> Array:
+        e, f = self.expected, FORMATS[self.expected.dtype]
+        floor = 4 * f.smallest_normal if self.precision.flush_subnormal else 64 * f.eta
+        lo, hi, ignored, nonfinite = (y[self.b, h][rows] for y in (e.lo, e.hi, e.ignored, e.nonfinite))
+        return np.asarray(
+            np.isfinite(lo) & np.isfinite(hi) & ~ignored & ~nonfinite & (np.abs(value) * self.unit > floor)
+        )
+
+    def _lost(self, weight: Array, p: Array) -> Array:
+        """(n,): the share of what a sum or the format of P may lose altogether."""
+        c, normalised = self.c, self.precision.weights_normalised
+        unit = p if normalised else weight
+        if p.min(initial=1.0) >= c.u and unit.min(initial=1.0) >= c.weights_eta / 2:
+            return np.zeros(len(p))
+        return np.asarray(np.where((p < c.u) | (unit < c.weights_eta / 2), p, 0).sum(1))
+
+    def _slope(self, p: Array, px: Array | None, t: Array, m: Array, value: Array, kept: Array) -> Array:
+        """sum_j p_j t_j (v_j - out), the derivative of out if all t grow in proportion; (n, Dv)."""
+        if px is None:
+            m = np.where(p > 0, t, -np.inf).max(1, keepdims=True)
+            px = p * np.where(p > 0, t - m, 0)
+        return np.asarray(px @ self.v - px.sum(1, keepdims=True) * value + m * (1 - kept) * value, dtype=np.float64)

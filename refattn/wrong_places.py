@@ -1,0 +1,79 @@
+"""Right numbers in wrong places: whether a head, entry, row or column is what another one should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from .truth import Expected
+
+__all__ = ["sources"]
+
+Array = np.ndarray[Any, Any]
+
+_LOOK = 12
+"""elements by which pairs are told apart before all are compared"""
+_LETTERS = {"b": "b", "head": "h", "key head": "h", "row": "i", "key": "j", "column": "d"}
+
+
+def sources(name: str, got: Array, expected: Expected, failing: Array, axes: tuple[str, ...]) -> Iterator[str]:
+    """For each axis, sentences on what the indices that fail hold instead of their own.
+
+    An index is said to hold another's values if all of them are within the other's bounds, if these tell it from
+    every other index, and if that is so for all indices that fail wholly, of which there are two or more, or for one
+    with eight or more elements.
+    """
+    lo, hi, judged = expected.lo, expected.hi, ~np.broadcast_to(expected.ignored, got.shape)
+    for axis, what in enumerate(axes):
+        if got.shape[axis] < 2:
+            continue
+        g, low, high, there, bad = (
+            np.moveaxis(np.broadcast_to(x, got.shape), axis, 0).reshape(got.shape[axis], -1)
+            for x in (got, lo, hi, judged, failing)
+        )
+        pairs = _pairs(g, low, high, there, bad)
+        if pairs and 2 * len(pairs) > np.count_nonzero(bad.any(1)):
+            yield f"{name}{_rule(pairs, _LETTERS[what], got.shape[axis])}"
+
+
+def _pairs(got: Array, lo: Array, hi: Array, judged: Array, failing: Array) -> dict[int, int]:
+    """For each failing index the one whose bounds hold all that it has, if there is just one."""
+    n, size = got.shape
+    with np.errstate(invalid="ignore"):
+        told = judged.all(0) & np.isfinite(lo).all(0) & np.isfinite(hi).all(0)
+        told &= hi.max(0, initial=-np.inf) - lo.min(0, initial=np.inf) > 4 * (hi - lo).max(0, initial=0)
+    columns = np.flatnonzero(told)
+    if columns.size < 8:
+        return {}
+    look = columns[np.linspace(0, columns.size - 1, min(_LOOK, columns.size)).astype(int)]
+    near = np.ones((n, n), dtype=bool)
+    for c in look.tolist():
+        with np.errstate(invalid="ignore"):
+            near &= (got[:, c, None] >= lo[None, :, c]) & (got[:, c, None] <= hi[None, :, c])
+    pairs = {}
+    for i in np.flatnonzero(failing.any(1)).tolist():
+        at = [
+            int(j) for j in np.flatnonzero(near[i])[:8]
+            if ((got[i, columns] >= lo[j, columns]) & (got[i, columns] <= hi[j, columns])).all()
+        ]  # fmt: skip
+        if len(at) == 1 and at[0] != i:
+            pairs[i] = at[0]
+    return pairs
+
+
+def _rule(pairs: dict[int, int], letter: str, n: int) -> str:
+    """The pairs in a sentence."""
+    at, held = np.array(list(pairs)), np.array(list(pairs.values()))
+    if len(pairs) > 2:
+        if (held == held[0]).all():
+            return f"[{letter}]: {len(pairs)} of them are what [{letter}={held[0]}] should be"
+        shifts = np.unique(held - at)
+        if shifts.size == 1:
+            return f"[{letter}] is what [{letter}{shifts[0]:+d}] should be, for {len(pairs)} of {n}"
+        if (at + held == n - 1).all():
+            return f"[{letter}] is what [{n - 1} - {letter}] should be: in reverse order"
+    some = list(pairs.items())[:6]
+    text = ", ".join(f"[{letter}={i}] is what [{letter}={j}] should be" for i, j in some)
+    return text + (f", and so on for {len(pairs)} of {n}" if len(pairs) > len(some) else "")
