@@ -1,10 +1,11 @@
 """Runs the mutants of `gpu.mutants` in the executor, and says which check caught each.
 
-    python -m gpu.mutation [--jobs 2] [NAME ...]
+    python -m gpu.mutation [--jobs 2] [--search] [NAME ...]
 
-A mutant is caught by an error of `gpu.simt`, named by its class and required in every schedule, or by "bound": an output
-outside the interval of `refattn.truth` in one of the problems of its kernel.  Exit code 1 if one is not caught as the
-table says, or if a kernel without a mutation is.
+A mutant is run on the problem that its row names.  It is caught by an error of `gpu.simt`, named by its class and required
+in every schedule, or by "bound": an output outside the interval of `refattn.truth`.  The kernels without a mutation must
+pass all problems.  NAME is a part of names; --search tries all problems and names the quickest on which a mutant is caught.
+Exit code 1 if anything is not as the table says.
 """
 
 from __future__ import annotations
@@ -14,41 +15,43 @@ import os
 os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 
 import argparse  # noqa: E402
+import collections  # noqa: E402
 import contextlib  # noqa: E402
+import functools  # noqa: E402
 import importlib  # noqa: E402
 import importlib.machinery  # noqa: E402
 import importlib.util  # noqa: E402
 import multiprocessing  # noqa: E402
 import sys  # noqa: E402
+import time  # noqa: E402
 import warnings  # noqa: E402
-from collections.abc import Iterator, Sequence  # noqa: E402
+from collections.abc import Iterator, Mapping, Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 from gpu import simt  # noqa: E402
-from gpu.mutants import MUTANTS, Mutant, problems  # noqa: E402
-from refattn.case import Case  # noqa: E402
-from refattn.inputs import make  # noqa: E402
+from gpu.mutants import ALIBI, KERNELS, MUTANTS, PROBLEMS, Mutant, Posed  # noqa: E402
+from refattn import alibi  # noqa: E402
+from refattn.inputs import Problem, make  # noqa: E402
 from refattn.judge import judge  # noqa: E402
+from refattn.truth import Expected, truth  # noqa: E402
 
-__all__ = ["SCHEDULES", "caught", "main", "planted"]
+__all__ = ["SCHEDULES", "caught", "main", "planted", "search"]
 
 SCHEDULES = ("first", "last", 1)
-KERNELS = Path(__file__).parent / "kernels"
+REPLACED = ("gpu.kernels", "gpu.launch", "gpu.implementation")
+"""What is imported anew, with its submodules, for each mutant."""
 
 
 class _Changed(importlib.machinery.SourceFileLoader):
-    """Loads a module from its source with one text replaced."""
+    """Loads a kernel's module from its source with the mutant's text in it."""
 
-    def __init__(self, name: str, path: str, old: str, new: str) -> None:
+    def __init__(self, name: str, path: str, mutant: Mutant) -> None:
         super().__init__(name, path)
-        self.old, self.new = old, new
+        self.mutant = mutant
 
     def get_code(self, fullname: str) -> Any:
-        source = Path(self.path).read_text()
-        if source.count(self.old) != 1:
-            raise ValueError(f"{self.path}: {self.old!r} occurs {source.count(self.old)} times, must be once")
-        return compile(source.replace(self.old, self.new), self.path, "exec", dont_inherit=True)
+        return compile(self.mutant.applied(Path(self.path).read_text()), self.path, "exec", dont_inherit=True)
 
 
 class _Finder:
@@ -59,14 +62,13 @@ class _Finder:
         if name != f"gpu.kernels.{self.mutant.file}":
             return None
         file = str(KERNELS / f"{self.mutant.file}.py")
-        loader = _Changed(name, file, self.mutant.old, self.mutant.new)
-        return importlib.util.spec_from_file_location(name, file, loader=loader)
+        return importlib.util.spec_from_file_location(name, file, loader=_Changed(name, file, self.mutant))
 
 
 @contextlib.contextmanager
 def planted(mutant: Mutant | None) -> Iterator[Any]:
-    """The door to the kernels, with the mutant's line in place of the right one."""
-    _forget()
+    """The door to the kernels, with the mutant's text in place of the right one; after it all modules are as before."""
+    before = _taken_out()
     finder = None if mutant is None else _Finder(mutant)
     if finder is not None:
         sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
@@ -75,68 +77,127 @@ def planted(mutant: Mutant | None) -> Iterator[Any]:
     finally:
         if finder is not None:
             sys.meta_path.remove(finder)  # type: ignore[arg-type]
-        _forget()
+        _taken_out()
+        sys.modules.update(before)
+        for name, module in before.items():
+            if name in REPLACED:
+                setattr(sys.modules["gpu"], name.partition(".")[2], module)
 
 
-def _forget() -> None:
-    for name in [n for n in sys.modules if n.startswith(("gpu.kernels", "gpu.launch", "gpu.implementation"))]:
-        del sys.modules[name]
+def _taken_out() -> dict[str, Any]:
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith(REPLACED)}
 
 
-def caught(mutant: Mutant | None, kernel: str) -> str:
-    """The name of the check that catches it: an error in every schedule, "bound", or "" for none."""
+def caught(mutant: Mutant | None, problem: str) -> str:
+    """The check that catches it on a problem: an error in every schedule, or "bound"; "" if there is none.
+
+    If schedules do not agree on the error, what each has found, with commas.
+    """
+    found: list[str] = []
     with planted(mutant) as door, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        implementation = getattr(door, kernel)
-        for case in problems(kernel):
-            found = [_one(implementation, case, schedule) for schedule in SCHEDULES]
-            if "bound" in found:
+        for schedule in SCHEDULES:
+            found.append(_outcome(door, problem, schedule))
+            if found[0] == "bound":
                 return "bound"
-            if all(found):
-                return found[0]
-    return ""
+            if mutant is not None and found[0] == "":
+                return ""
+    return found[0] if len(set(found)) == 1 else ", ".join(f or "nothing" for f in found)
 
 
-def _one(implementation: Any, case: Case, schedule: Any) -> str:
-    problem = make(case)
-    reason = implementation.supports(case)
+def _outcome(door: Any, name: str, schedule: str | int) -> str:
+    posed = PROBLEMS[name]
+    implementation = getattr(door, posed.kernel)
+    reason = implementation.supports(posed.case)
     if reason is not None:
-        raise ValueError(f"{case.id}: {implementation.name} does not support it: {reason}")
+        raise ValueError(f"{name}: {implementation.name} does not take it: {reason}")
+    problem, expected = _truth(name)
+    tiles = importlib.import_module("gpu.launch").tiles
     try:
-        with simt.scheduled(schedule):
-            answer = implementation(case, problem.fresh())
+        with simt.scheduled(schedule), tiles(**posed.tiles):
+            answer = _answer(implementation, posed, problem)
     except simt.SimtError as error:
         return type(error).__name__
-    verdict = judge(problem, answer, implementation.precision(case), implementation.conventions)
+    contract, conventions = implementation.precision(posed.case), implementation.conventions
+    verdict = judge(problem, answer, contract, conventions, outputs=posed.case.want, expected=expected)
     return "" if verdict.status in ("passed", "acceptable") else "bound"
 
 
-def _task(item: tuple[str, str]) -> tuple[str, str]:
-    name, kernel = item
+@functools.cache
+def _truth(name: str) -> tuple[Problem, Mapping[str, Expected]]:
+    from gpu import implementation
+
+    posed = PROBLEMS[name]
+    problem = make(posed.case)
+    return problem, truth(problem, getattr(implementation, posed.kernel).precision(posed.case))
+
+
+def _answer(implementation: Any, posed: Posed, problem: Problem) -> Mapping[str, Any]:
+    """What the door gives; it has no ALiBi, which is handed to the kernels themselves."""
+    case, given = posed.case, problem.fresh()
+    if case.bias != ALIBI:
+        return implementation(case, given)  # type: ignore[no-any-return]
+    names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+    lengths = {name: given[name] for name in names if name in given}
+    slopes = alibi.slopes(case.H).astype("float32")
+    attention = importlib.import_module("gpu.launch").attention
+    found = attention(
+        given["q"], given["k"], given["v"], kernel=posed.kernel, mask=case.mask, alibi_slopes=slopes, **lengths
+    )
+    return found._asdict()  # type: ignore[no-any-return]
+
+
+def search(mutant: Mutant) -> tuple[str, str]:
+    """(problem, check) of the quickest problem on which it is caught, and as its row says if it says so; else ("", "")."""
+    found: list[tuple[float, str, str]] = []
+    for name in PROBLEMS:
+        begin = time.process_time()
+        check = caught(mutant, name)
+        if check and "," not in check and mutant.caught in ("", check):
+            found.append((time.process_time() - begin, name, check))
+    return min(found)[1:] if found else ("", "")
+
+
+def _task(item: tuple[str, str, bool]) -> tuple[str, float]:
+    """What came of one mutant, or of the kernels without one, and the seconds that it took."""
+    name, problem, searching = item
+    begin = time.process_time()
     mutant = next((m for m in MUTANTS if m.name == name), None)
-    return name, caught(mutant, kernel)
+    if searching and mutant is not None:
+        return " on ".join(reversed(search(mutant))), time.process_time() - begin
+    return caught(mutant, problem), time.process_time() - begin
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gpu.mutation", description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="mutants to run; all by default")
+    parser.add_argument("names", nargs="*", help="parts of the names of mutants; all by default")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--search", action="store_true", help="try all problems on those that are named, or name none")
     chosen = parser.parse_args(arguments)
-    unknown = set(chosen.names) - {m.name for m in MUTANTS}
-    if unknown:
-        parser.error(f"no mutant is called {', '.join(sorted(unknown))}")
-    mutants = [m for m in MUTANTS if not chosen.names or m.name in chosen.names]
-    tasks = [("", kernel) for kernel in dict.fromkeys(m.kernel for m in mutants)]
-    tasks += [(m.name, m.kernel) for m in mutants]
-    wanted = {m.name: m.caught for m in mutants} | {"": ""}
-    wrong = 0
+    mutants = [m for m in MUTANTS if not chosen.names or any(name in m.name for name in chosen.names)]
+    if not mutants:
+        parser.error(f"no mutant's name has {' or '.join(map(repr, chosen.names))} in it")
+    lost = [reason for reason in (m.lost() for m in mutants) if reason]
+    if lost:
+        parser.error("\n".join(lost))
+    if chosen.search and not chosen.names:
+        mutants = [m for m in mutants if not m.problem]
+    problems = PROBLEMS if not chosen.names else dict.fromkeys(m.problem for m in mutants)
+    tasks = [] if chosen.search else [("", problem, False) for problem in problems]
+    tasks += [(m.name, m.problem, chosen.search) for m in mutants]
+    wanted = {m.name: m.caught for m in mutants}
+    checks: collections.Counter[str] = collections.Counter()
+    wrong, seconds = 0, 0.0
     with multiprocessing.get_context("spawn").Pool(chosen.jobs) as pool:
-        for (name, check), (_, kernel) in zip(pool.imap(_task, tasks), tasks, strict=True):
-            right = check == wanted[name]
-            wrong += not right
-            print(f"{kernel:12} {name or '(no mutation)':45} {check or 'nothing':20} "
-                  f"{'' if right else 'must be ' + (wanted[name] or 'nothing')}", flush=True)  # fmt: skip
-    print(f"{len(mutants)} mutants, {wrong} not caught as they must be")
+        for (check, took), (name, problem, _) in zip(pool.imap(_task, tasks), tasks, strict=True):
+            want = wanted.get(name, "")
+            right = check == want or chosen.search and " on " in check
+            wrong, seconds = wrong + (not right), seconds + took
+            checks.update([check] if name else [])
+            print(f"{name or 'no mutation':75} {problem:16} {took:5.2f} s  {check or 'nothing'}"
+                  f"{'' if right else ', must be ' + (want or 'nothing')}", flush=True)  # fmt: skip
+    counts = ", ".join(f"{check or 'nothing'} {n}" for check, n in checks.most_common())
+    print(f"{len(mutants)} mutants ({counts}), {wrong} not as they must be, {seconds:.0f} s")
     return 1 if wrong else 0
 
 

@@ -27,7 +27,7 @@ from .judge import Evidence, Verdict
 from .memory import take_answer
 from .mutants import MUTANTS, Mutant
 from .precision import Precision, preset
-from .streaming import Schedule, Streaming
+from .streaming import Schedule
 from .truth import Expected, truth
 
 __all__ = ["Diagnosis", "Suspects", "diagnose"]
@@ -44,24 +44,6 @@ CLOSE = 0.9
 
 
 @dataclass(frozen=True)
-class _Exact(Streaming):
-    """A kernel with a mutant's rules in float64; outputs rounded once."""
-
-    def precision(self, case: Case) -> Precision:
-        return Precision(case.dtype, case.out_dtype, accumulate="float64", lse="float64")
-
-
-@dataclass(frozen=True)
-class _Promised(Streaming):
-    """A kernel with a mutant's rules under the contract of the implementation."""
-
-    contract: Precision = preset("float32")
-
-    def precision(self, case: Case) -> Precision:
-        return self.contract
-
-
-@dataclass(frozen=True)
 class Suspect:
     """A mutant with a size of tiles."""
 
@@ -72,12 +54,12 @@ class Suspect:
         """What an exact kernel with this bug returns, and one of the promised arithmetic, dense."""
         schedule = Schedule(tile_q=64, tile_k=max(self.tile, contract.tile))
         other = schedule if self.mutant.family in TILED else Schedule(48, max(48, contract.tile), exp="exp2")
-        rules = self.mutant.implementation.rules  # type: ignore[union-attr]
-        kernels = (
-            _Exact(rules=rules, schedule=schedule),
-            _Promised(rules=rules, schedule=other, contract=contract),
-        )
         case = problem.case
+        in_float64 = Precision(case.dtype, case.out_dtype, accumulate="float64", lse="float64")
+        kernels = (
+            replace(self.mutant.implementation, schedule=schedule, contract=in_float64),
+            replace(self.mutant.implementation, schedule=other, contract=contract),
+        )
         with np.errstate(all="ignore"):
             found = [kernel(case, problem.fresh()) for kernel in kernels]
         exact, promised = ({n: _dense(case, n, x) for n, x in answer.items()} for answer in found)
@@ -99,7 +81,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """`names` of mutants that explain all within bound (several cannot be told apart), or the closest with its share."""
+    """`names` of mutants that explain all within bound (cases cannot tell them apart), or the closest and its share."""
 
     names: tuple[str, ...] = ()
     closest: str = ""
@@ -111,7 +93,8 @@ class Diagnosis:
         """What to say of it."""
         if self.names:
             first, *others = self.names
-            looked = f"{self.cases} of the {self.failing} failing cases" if self.cases < self.failing else "all failing cases"
+            some = f"{self.cases} of the {self.failing} failing cases"
+            looked = some if self.cases < self.failing else "all failing cases"
             lines = [f"your output is attention with this bug: {_words(first)}", f"it explains {looked} within bound"]
             return lines + [f"the cases cannot tell it from: {_words(name)}" for name in others]
         if self.closest:
@@ -218,7 +201,7 @@ def diagnose(
 
 def suspects(case: Case) -> Iterator[Suspect]:
     """The mutants that a case can tell, those without tiles first."""
-    semantic = [m for m in MUTANTS.values() if getattr(m, "semantic", True) and m.separates(case)]
+    semantic = [m for m in MUTANTS.values() if m.semantic and m.separates(case)]
     for mutant in semantic:
         yield Suspect(mutant, TILES[0])
     for mutant in semantic:

@@ -40,7 +40,7 @@ def words(
     if not at.size:
         return f"no {what}"
     if at.size == total:
-        return f"all {total} {what}s" if total > 1 else f"the only {what}"
+        return f"all {total} {_many(what)}" if total > 1 else f"the only {what}"
     if at.size == 1:
         return f"{what} {at[0]}" + _tags(int(at[0]), int(at[0]) + 1, judged, names or {}, tiles)
     for slack in (0.0, 0.1):
@@ -50,8 +50,8 @@ def words(
             return found
     missing = np.flatnonzero(judged & ~failing)
     if missing.size <= max(3, total // 20) and missing.size < at.size:
-        return f"all {what}s but {listed(missing)}"
-    return f"{what}s {listed(at)}"
+        return f"all {_many(what)} but {listed(missing)}"
+    return f"{_many(what)} {listed(at)}"
 
 
 def listed(at: Array, most: int = 8) -> str:
@@ -69,6 +69,10 @@ def listed(at: Array, most: int = 8) -> str:
     return " and ".join(x for x in (", ".join(parts[:-1]), parts[-1]) if x)
 
 
+def _many(what: str) -> str:
+    return f"{what[:-1]}ies" if what.endswith("ry") else f"{what}s"
+
+
 def _but(at: Array, whole: Array) -> str:
     return "" if at.size == whole.size else f" ({at.size} of the {whole.size} there)"
 
@@ -81,11 +85,11 @@ def _run(at: Array, judged: Array, what: str, names: Mapping[int, str], tiles: S
         return ""
     first, last = int(at[0]), int(at[-1])
     if last == every[-1]:
-        text = f"{what}s from {first} on"
+        text = f"{_many(what)} from {first} on"
     elif first == every[0]:
-        text = f"{what}s up to {last}"
+        text = f"{_many(what)} up to {last}"
     else:
-        text = f"{what}s {first}..{last}"
+        text = f"{_many(what)} {first}..{last}"
     return text + _but(at, whole) + _tags(first, last + 1, judged, names, tiles)
 
 
@@ -123,5 +127,5 @@ def _periodic(at: Array, judged: Array, what: str, periods: Sequence[int], slack
             which = f"i % {period} > 0"
         else:
             which = f"i % {period} in {places[0]}..{places[-1]}"
-        return f"{what}s with {which}{_but(at, whole)}"
+        return f"{_many(what)} with {which}{_but(at, whole)}"
     return ""

@@ -17,11 +17,12 @@ import numpy as np
 
 from .case import CACHES, MATRICES, Case
 from .dtypes import FORMATS, round_to
-from .index_sets import listed, words
+from .index_sets import words
 from .inputs import Problem
 from .judge import Evidence
 from .keyscan import keys_that_are_off
 from .memory import answer_shape, take_answer
+from .precision import Precision, preset
 from .truth import Expected
 from .wrong_places import sources
 
@@ -30,9 +31,9 @@ __all__ = ["Localisation", "Spot", "localise"]
 Array = np.ndarray[Any, Any]
 
 _AXES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("out", "dq"), ("b", "head", "row", "column")), "lse": ("b", "head", "row"),
-    **dict.fromkeys(("dk", "dv", *CACHES), ("b", "key head", "key", "column")),
-    **dict.fromkeys((*MATRICES, "dbias"), ("b", "head", "row", "key")), "dsinks": ("head",),
+    **dict.fromkeys(("out", "dq"), ("entry", "head", "row", "column")), "lse": ("entry", "head", "row"),
+    **dict.fromkeys(("dk", "dv", *CACHES), ("entry", "key head", "key", "column")),
+    **dict.fromkeys((*MATRICES, "dbias"), ("entry", "head", "row", "key")), "dsinks": ("head",),
 }  # fmt: skip
 _DENSE = 1 << 22
 """elements up to which all is looked at"""
@@ -77,9 +78,13 @@ class _Output:
     axes: tuple[str, ...]
 
 
-def localise(evidence: Evidence) -> Localisation:
-    """Where the answer of a failed verdict is outside its bounds; outputs of a wrong form are left out."""
+def localise(evidence: Evidence, precision: Precision | None = None) -> Localisation:
+    """Where the answer of a failed verdict is outside its bounds; outputs of a wrong form are left out.
+
+    `precision` is the contract that it was judged by; None is the preset of the case's dtypes.
+    """
     problem = evidence.problem
+    precision = precision or preset(problem.case.dtype, problem.case.out_dtype)
     outputs = [x for x in _outputs(evidence) if x.failing.any()]
     spots = tuple(
         Spot(x.name, int(x.failing.sum()), int(x.judged.sum()), tuple(_findings(x, problem))) for x in outputs
@@ -87,7 +92,7 @@ def localise(evidence: Evidence) -> Localisation:
     keys: tuple[str, ...] = ()
     for x in outputs:
         if x.name == "out" and problem.case.H and problem.case.Hkv:
-            keys = keys_that_are_off(problem, x.got, x.expected, np.asarray(x.failing.any(-1)))
+            keys = keys_that_are_off(problem, precision, x.got, x.expected, np.asarray(x.failing.any(-1)))
     return Localisation(spots, keys)
 
 
@@ -145,7 +150,7 @@ def _product(x: _Output, case: Case, one: tuple[int, int] | tuple[()]) -> tuple[
     """Words for each axis, and which share of the rows that these say fails."""
     failing, judged = x.failing, x.judged
     if one:
-        keep = (np.arange(failing.shape[one[0]]) == one[1]).reshape([-1 if a == one[0] else 1 for a in range(failing.ndim)])
+        keep = _along(np.arange(failing.shape[one[0]]) == one[1], one[0], failing.ndim)
         failing, judged = failing & keep, judged & keep
     parts, projections = [], []
     for axis, what in enumerate(x.axes):
@@ -161,8 +166,13 @@ def _product(x: _Output, case: Case, one: tuple[int, int] | tuple[()]) -> tuple[
     there = np.asarray(judged.any(last)) if last else judged
     box = there
     for axis in rows:
-        box = box & projections[axis].reshape([-1 if a == axis else 1 for a in rows])
+        box = box & _along(projections[axis], axis, len(rows))
     return ", ".join(parts) or "everywhere", float(by_row.sum() / max(box.sum(), 1))
+
+
+def _along(x: Array, axis: int, ndim: int) -> Array:
+    """x (n,) as an array of `ndim` dimensions that broadcasts but along `axis`."""
+    return x.reshape([-1 if a == axis else 1 for a in range(ndim)])
 
 
 def _axis_words(some: Array, there: Array, what: str, case: Case, one: tuple[int, int] | tuple[()]) -> str:
@@ -186,7 +196,7 @@ def _axis_words(some: Array, there: Array, what: str, case: Case, one: tuple[int
 def _classes(x: _Output, problem: Problem) -> Iterator[str]:
     """Whether exactly those rows fail that see no key, or that see all, or whose first keys are hidden."""
     case = problem.case
-    if x.axes[:3] != ("b", "head", "row") or case.B * case.H * case.Lq * case.Lk > _DENSE or x.name in MATRICES:
+    if x.axes[:3] != ("entry", "head", "row") or case.B * case.H * case.Lq * case.Lk > _DENSE or x.name in MATRICES:
         return
     seen = case.visibility.tile()
     if "bias" in problem.logical and case.bias is not None:
@@ -221,35 +231,36 @@ def _kinds(x: _Output) -> Iterator[str]:
         yield f"{'all' if zero.all() else f'{zero.sum():,}'} of them are 0: never written, or nothing was added up"
     elif n >= 8 and np.isfinite(got).all() and (got == got[0]).all():
         yield f"all of them are {got[0]:.6g}"
-    elif n >= 8 and (got == -value).mean() > 0.2 and _holds(x, -1.0, 0.0):
-        yield "all of them have the wrong sign"
 
 
 def _factors(x: _Output, case: Case) -> Iterator[str]:
     """Whether all is a constant multiple of what it should be, or off by a constant."""
     judged = x.judged & ~x.expected.nonfinite & np.isfinite(x.got) & np.isfinite(x.expected.value)
     got, value = x.got[judged], np.broadcast_to(x.expected.value, x.got.shape)[judged]
-    if got.size < 8 or not x.failing[judged].any():
+    if got.size < 8 or not x.failing[judged].any() or not value.std() > 0:
         return
     large = np.abs(value) >= np.quantile(np.abs(value), 0.5)
     with np.errstate(all="ignore"):
         factor = float(np.median(got[large] / value[large]))
-    if math.isfinite(factor) and factor not in (0.0, 1.0, -1.0) and value.std() > 0 and _holds(x, factor, 0.0):
+    if factor == -1.0 and _holds(x, factor, 0.0):
+        yield "all of it has the wrong sign"
+    elif factor != 0.0 and math.isfinite(factor) and _holds(x, factor, 0.0):
         yield f"all of it is {factor:.6g} times what it should be{_known(factor, case, ' = ')}"
     offset = float(np.median(got - value))
-    if x.name == "lse" and offset and _holds(x, 1.0, offset) and value.std() > 0:
+    if x.name == "lse" and offset and _holds(x, 1.0, offset):
         yield f"all of it is off by {offset:+.6g}{_known(math.exp(min(offset, 700.0)), case, ' = log ')}"
 
 
 def _holds(x: _Output, factor: float, offset: float) -> bool:
-    """Whether factor times the value plus offset is within the bound, that stretches with it."""
+    """Whether factor times the value plus offset is within the bound, stretched alike, and far from the value."""
     e, u = x.expected, FORMATS[x.expected.dtype].u
     judged = x.judged & ~e.nonfinite
     with np.errstate(all="ignore"):
         made = factor * e.value + offset
         half = np.maximum(e.hi - e.value, e.value - e.lo)
-        room = half * max(abs(factor), 1.0) + 4 * u * (np.abs(made) + abs(offset)) + FORMATS[e.dtype].eta
-        return bool((np.abs(x.got - made) <= room)[judged].all())
+        room = half * max(abs(factor), 1.0) + u * (np.abs(made) + 2 * abs(offset)) + FORMATS[e.dtype].eta
+        within = (np.abs(x.got - made) <= room)[judged]
+        return bool(within.all()) and float(np.median((np.abs(made - e.value) / room)[judged])) > 3
 
 
 def _known(factor: float, case: Case, link: str) -> str:
@@ -260,9 +271,11 @@ def _known(factor: float, case: Case, link: str) -> str:
         "log2(e)": math.log2(math.e), "log(2)": math.log(2), "2": 2.0, "1/2": 0.5, "-1": -1.0, "scale": scale,
         "D": case.D, "D**0.5": case.D**0.5, "H / Hkv": group, "1 - dropout": 1 - p, "scale**2": scale * scale,
     }  # fmt: skip
+    near = 2e-3 if FORMATS[case.dtype].bits < 20 else 1e-5
     for name, number in numbers.items():
-        for text, n in ((name, number), (f"1 / ({name})" if " " in name else f"1 / {name}", 1 / number if number else 0)):
-            if n not in (0, 1) and math.isclose(factor, n, rel_tol=2e-3 if case.dtype != "float64" else 1e-6):
+        inverse = f"1 / ({name})" if " " in name else f"1 / {name}"
+        for text, n in ((name, number), (inverse, 1 / number if number else 0.0)):
+            if n not in (0.0, 1.0) and math.isclose(factor, n, rel_tol=near):
                 return link + text
     return ""
 
@@ -288,4 +301,5 @@ def _growth(x: _Output) -> Iterator[str]:
     for sign, early, late in ((1, first, last), (-1, last, first)):
         if sign * correlation > 0.8 and late > 4 * early > 0 and late > 1:
             what = "grows" if sign > 0 else "falls"
-            yield f"the error {what} with the {x.axes[2]}: {first:.2g} of the bound in the first quarter, {last:.2g} in the last"
+            ends = f"{first:.2g} of the bound in the first quarter, {last:.2g} in the last"
+            yield f"the error {what} with the {x.axes[2]}: {ends}"

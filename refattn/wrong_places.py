@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 
 _LOOK = 12
 """elements by which pairs are told apart before all are compared"""
-_LETTERS = {"b": "b", "head": "h", "key head": "h", "row": "i", "key": "j", "column": "d"}
+_LETTERS = {"entry": "b", "head": "h", "key head": "h", "row": "i", "key": "j", "column": "d"}
 
 
 def sources(name: str, got: Array, expected: Expected, failing: Array, axes: tuple[str, ...]) -> Iterator[str]:

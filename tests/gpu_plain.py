@@ -153,10 +153,9 @@ def gradients(tile_of: Callable[[Case], k2_gradients.Tile]) -> Callable[..., dic
         names = ("out", "dout", "dlse", "start_q", "used_q", "delta", "shape", "given")
         launch(delta, rows, threads, 0, call.arguments(*names))
         inputs = ("q", "k", "v", "dout", "lse", "delta")
-        grid = k2_gradients.keys_grid(tile, call.shape)
-        launch(keys, grid, tile.rows, shared, call.arguments(*inputs, "dk", "dv", *REST))
-        grid = k2_gradients.queries_grid(tile, call.shape)
-        launch(queries, grid, tile.rows, shared, call.arguments(*inputs, "dq", *REST))
+        of_keys, of_queries = k2_gradients.keys_grid(tile, call.shape), k2_gradients.queries_grid(tile, call.shape)
+        launch(keys, of_keys, tile.rows, shared, call.arguments(*inputs, "dk", "dv", *REST))
+        launch(queries, of_queries, tile.rows, shared, call.arguments(*inputs, "dq", *REST))
         if "sinks" in arrays:
             names = ("sinks", "lse", "delta", "dsinks", "start_q", "used_q", "shape", "given")
             launch(sinks, (case.H,), threads, 0, call.arguments(*names))
@@ -228,6 +227,14 @@ def cases(want: tuple[str, ...] = ("out", "lse"), largest: int = 17) -> SearchSt
         )  # fmt: skip
 
     return draw_case()
+
+
+def hard_case(family: str, want: tuple[str, ...] = ("out", "lse")) -> Case:
+    """Rows without a key, and with none but a sink; a bias that hides keys from all rows."""
+    return Case(
+        "hard", "one of each family", B=1, H=2, Hkv=1, Lq=9, Lk=6, D=5, Dv=6, family=family, sinks="normal",
+        mask=Causal("bottom_right"), bias=BiasSpec("K", "float32", "minus_inf"), want=frozenset(want),
+    )  # fmt: skip
 
 
 def prepared(case: Case) -> tuple[Case, dict[str, Array]]:

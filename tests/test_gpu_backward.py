@@ -1,17 +1,15 @@
-"""The backward kernels in the executor: every element within the bounds of the suite, the same bits in every run.
+"""The backward (k4) in the executor: every element within the bounds of the suite, and the same bits in every run.
 
-Each problem goes through all kernels: delta, dk and dv (together or one by one), dq, and dsinks.  out and lse are
-the oracle's, rounded.  The executor raises on races, divergence, and reads that are out of bounds or uninitialised.
+out and lse are the oracle's, rounded.  Inputs that must not be read hold NaN, and so do outputs before they are
+written.  The executor raises on races, divergence, and reads that are out of bounds or uninitialised.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -26,162 +24,207 @@ from gpu.target import SIMULATED
 if not SIMULATED:
     pytest.skip("these tests run in the executor: NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
-from gpu import simt
 from gpu.kernels import k4_backward as k4
-from gpu.kernels import k4_delta
-from gpu.kernels.arguments import NO_LIMIT, Band, Bias, Lengths, Operand, Rows, Scores, Shape
 from gpu.kernels.spec import HEAD_SIZES, Spec
 from refattn.case import BiasSpec, Case, Dense, Packed
-from refattn.dtypes import round_to
-from refattn.inputs import Problem, make
-from refattn.judge import judge
-from refattn.layouts import pack_lse
-from refattn.masks import Causal, Mask, Window
-from refattn.memory import answer_shape, give
-from refattn.oracle import attention, scale_of
-from refattn.precision import Conventions, preset
+from refattn.inputs import make
+from refattn.masks import Causal, Window
+from tests.gpu_backward import GRADIENTS, Backward, grad, gradients
+from tests.gpu_forward import Tiles, check, with_slopes
 
-Array = np.ndarray[Any, Any]
-GRADIENTS = frozenset({"dq", "dk", "dv"})
-OUTPUTS = {"both": ("both",), "apart": ("dk", "dv")}
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """How the kernels are compiled and run."""
-
-    warps: int = 2
-    row_tiles: int = 1
-    keys: int = 16
-    apart: bool = False
-    vector: bool = True
-    schedule: str | int = "first"
-
-
-def int64(x: Any) -> np.int64:
-    return np.int64(x)
-
-
-def address(x: Array | None) -> np.int64:
-    return np.int64(0 if x is None else x.ctypes.data)
-
-
-def operand(x: Array) -> Operand:
-    """(B, heads, L, D), or packed (tokens, heads, D)."""
-    batch, head, row = x.strides[:3] if x.ndim == 4 else (0, x.strides[1], x.strides[0])
-    return Operand(address(x), *map(int64, (batch, head, row)))
-
-
-def rows_of(x: Array | None) -> Rows:
-    """(B, H, Lq), or packed (H, tokens); a pair counts as one element."""
-    if x is None:
-        return Rows(*[int64(0)] * 3)
-    batch, head = x.strides[:2] if x.ndim == 3 else (0, x.strides[0])
-    return Rows(address(x), int64(batch), int64(head))
-
-
-def band_of(mask: Mask | None) -> Band:
-    left = right = NO_LIMIT
-    if isinstance(mask, Causal):
-        right = 0
-    elif isinstance(mask, Window):
-        left, right = (NO_LIMIT if n is None else n for n in (mask.left, mask.right))
-    return Band(np.int32(left), np.int32(right), np.int32(getattr(mask, "align", None) == "bottom_right"))
+ONE, WIDE = Tiles(warps=1), Tiles(warps=1, row_tiles=2, keys=32)
+SLOPES = np.array([0.5, -0.25], np.float32)
+WITH_DLSE = GRADIENTS | {"lse"}
+EVERY: dict[str, tuple[Case, Tiles]] = {
+    "plain": (grad(B=2), Tiles()),
+    "one query, one key": (grad(Lq=1, Lk=1), ONE),
+    "two stripes, wide tiles": (grad(Lq=37, Lk=70, family="peaked"), WIDE),
+    "float16": (grad(dtype="float16", family="peaked"), Tiles()),
+    "every head has its keys": (grad(H=2, Hkv=2), ONE),
+    "groups of heads": (grad(H=6, Hkv=2, Lk=17), ONE),
+    "causal, top left": (grad(Lq=40, Lk=40, mask=Causal("top_left"), family="peaked"), ONE),
+    "causal, bottom right": (grad(mask=Causal("bottom_right"), family="peaked"), Tiles()),
+    "causal, rows without a key": (grad(Lq=40, Lk=19, mask=Causal("bottom_right"), want=WITH_DLSE), WIDE),
+    "causal, keys that nobody sees": (grad(Lq=19, Lk=70, mask=Causal("top_left")), ONE),
+    "window": (grad(Lq=50, Lk=50, mask=Window(9, 0, "bottom_right"), family="peaked"), WIDE),
+    "window, both sides": (grad(Lq=40, Lk=50, mask=Window(3, 18, "top_left")), ONE),
+    "window beyond the keys": (grad(Lq=40, Lk=5, mask=Window(2, None, "top_left")), ONE),
+    "causal in a window": (grad(mask=Causal("bottom_right") & Window(9, None, "bottom_right")), ONE),
+    "sinks, dlse": (grad(B=2, sinks="normal", mask=Causal("bottom_right"), Lq=30, Lk=19,
+                         want=WITH_DLSE | {"dsinks"}), ONE),
+    "no keys but a sink": (grad(Lk=0, sinks="normal", want=WITH_DLSE | {"dsinks"}), ONE),
+    "no keys": (grad(Lk=0), ONE),
+    "no queries": (grad(Lq=0), ONE),
+    "lengths": (grad(B=3, q_lens=(19, 0, 7), k_lens=(5, 9, 37), mask=Causal("bottom_right"), want=WITH_DLSE), ONE),
+    "packed": (grad(B=3, q_lens=(19, 0, 3), k_lens=(17, 9, 37), mask=Causal("top_left"), storage=Packed()), ONE),
+    "packed with gaps": (grad(B=2, q_lens=(19, 3), k_lens=(17, 37), storage=Packed(3), sinks="normal"), Tiles()),
+    "softcap": (grad(softcap=1.5, family="peaked"), Tiles()),
+    "bias": (grad(bias=BiasSpec("BHQK")), ONE),
+    "bias, broadcast": (grad(bias=BiasSpec("HK", "bfloat16"), mask=Causal("bottom_right")), ONE),
+    "negative scale": (grad(scale=-0.3, mask=Causal("top_left")), ONE),
+    "negative scale, softcap": (grad(scale=-0.3, softcap=2.0), ONE),
+    "scale 0": (grad(scale=0.0, mask=Causal("bottom_right"), k_lens=(20,)), ONE),
+    "large scores": (grad(family="large_logits"), ONE),
+    "D is not Dv": (grad(D=64, Dv=32), ONE),
+    "Dv is not D": (grad(D=32, Dv=96), ONE),
+    "D between sizes": (grad(D=40, Dv=56), ONE),
+    "D=128": (grad(H=1, D=128, Dv=128), ONE),
+    "D=256": (grad(H=1, D=256, Dv=256, Lq=9, Lk=17), ONE),
+    "rows of heads side by side": (grad(B=2, storage=Dense("BLHD")), ONE),
+    "rows of entries side by side": (grad(B=2, storage=Dense("LBHD")), ONE),
+}  # fmt: skip
 
 
-def forward(problem: Problem) -> dict[str, Array]:
-    """out and lse that an honest forward gives."""
-    x, case = problem.logical, problem.case
-    options = {"mask": case.visibility, "bias": x.get("bias"), "sinks": x.get("sinks")}
-    found = attention(x["q"], x["k"], x["v"], scale=case.scale, softcap=case.softcap, **options)
-    return {"out": round_to(found.out, case.dtype).astype(x["q"].dtype), "lse": found.lse.astype(np.float32)}
+@pytest.mark.parametrize("what", EVERY)
+def test_within_bounds(what):
+    case, tiles = EVERY[what]
+    problem = make(case)
+    check(problem, gradients(Backward(problem), tiles))
 
 
-def empty(case: Case, name: str, dense: tuple[int, ...], dtype: Any) -> Array:
-    """An output, full of NaN, that the kernels have to write."""
-    x = np.empty(answer_shape(case, name, dense), dtype)
-    x.view(np.uint8 if x.ndim else x.dtype)[...] = 0xFF
-    return x
+@pytest.mark.parametrize("sizes", [(32, 32), (64, 32), (32, 64)])
+def test_dk_and_dv_apart(sizes):
+    problem = make(grad(D=sizes[0], Dv=sizes[1], mask=Causal("bottom_right")))
+    apart, both = gradients(Backward(problem), ONE, apart=True), gradients(Backward(problem), ONE)
+    check(problem, apart)
+    assert all(apart[name].tobytes() == both[name].tobytes() for name in GRADIENTS)
 
 
-def gradients(problem: Problem, tiles: Tiles, slopes: Array | None = None, **spec: Any) -> dict[str, Array]:
-    """What the kernels make of a problem, in the storage of its case."""
-    case = problem.case
-    x = give(case, {**problem.logical, **forward(problem)})
-    if isinstance(case.storage, Packed):
-        x["lse"] = pack_lse(x["lse"], case.lengths[0], case.storage.gap)
-    scale = scale_of(case.scale, case.D)
-    D, Dv = (next(n for n in HEAD_SIZES if n >= size) for size in (case.D, case.Dv))
-    features = {"softcap": case.softcap is not None, "bias": case.bias and case.bias.dtype, "alibi": slopes is not None}
-    compiled = Spec(
-        case.dtype, D, Dv, warps=tiles.warps, row_tiles=tiles.row_tiles, keys=tiles.keys, vector=tiles.vector,
-        **features, **spec,
+@pytest.mark.parametrize("mask", [None, Causal("bottom_right")])
+def test_alibi(mask):
+    problem = with_slopes(make(grad(B=2, k_lens=(37, 20), bias=BiasSpec("BHQK"), mask=mask)), SLOPES)
+    check(problem, gradients(Backward(problem, SLOPES), ONE))
+
+
+def test_all_of_the_modifiers():
+    bias, mask = BiasSpec("HQK", "bfloat16"), Window(30, 0, "bottom_right")
+    problem = make(grad(scale=0.4, softcap=3.0, bias=bias, sinks="normal", mask=mask, want=WITH_DLSE | {"dsinks"}))
+    check(problem, gradients(Backward(problem), WIDE))
+
+
+def test_bias_that_hides():
+    """A bias of -inf hides keys, in one row all of them, and may be NaN or +inf where the mask hides."""
+    drawn = make(grad(Lq=37, Lk=37, bias=BiasSpec("BHQK"), mask=Causal("top_left")))
+    bias = drawn.logical["bias"].copy()
+    bias[..., 3:20] = bias[0, 1, 5] = -np.inf
+    bias[..., 1, 2:20], bias[..., 2, 3:] = np.nan, np.inf
+    problem = replace(drawn, logical={**drawn.logical, "bias": bias})
+    check(problem, gradients(Backward(problem), ONE))
+
+
+@pytest.mark.parametrize("sizes", [(32, 32), (33, 35)])
+def test_element_by_element(sizes):
+    """Rows at odd distances."""
+    problem = make(grad(H=1, D=sizes[0], Dv=sizes[1]))
+    call = Backward(problem)
+    call.spread()
+    check(problem, gradients(call, Tiles(warps=1, vector=False)))
+
+
+@pytest.mark.parametrize("gap", [0, 20])
+def test_grid_that_needs_no_lengths(gap):
+    lens = (19, 0, 3, 33), (17, 9, 0, 40)
+    case = grad(B=4, Lq=33, Lk=40, q_lens=lens[0], k_lens=lens[1], mask=Causal("bottom_right"), storage=Packed(gap))
+    problem = make(case)
+    found, usual = gradients(Backward(problem), ONE, varlen=True), gradients(Backward(problem), ONE)
+    check(problem, found)
+    assert all(found[name].tobytes() == usual[name].tobytes() for name in GRADIENTS)
+
+
+def test_what_is_beyond_a_length_is_zero():
+    for storage in (Dense(), Packed(20)):
+        case = grad(B=2, q_lens=(7, 19), k_lens=(20, 3), storage=storage, family="peaked")
+        found = gradients(Backward(make(case)), Tiles())
+        for name, lens, start in (("dq", (7, 19), (0, 27)), ("dk", (20, 3), (0, 40)), ("dv", (20, 3), (0, 40))):
+            x = found[name].astype(np.float64)
+            for b, n in enumerate(lens):
+                rest = x[b, :, n:] if isinstance(storage, Dense) else x[start[b] + n : start[b] + n + 20]
+                assert (rest == 0).all(), (name, storage)
+
+
+def test_rows_that_see_nothing_are_zero():
+    """Their dlse counts for nothing, and nothing is NaN: lse is -inf there."""
+    drawn = make(grad(Lq=40, Lk=19, mask=Causal("bottom_right"), want=WITH_DLSE))
+    dlse = drawn.logical["dlse"].copy()
+    dlse[..., :21] = np.nan
+    call = Backward(replace(drawn, logical={**drawn.logical, "dlse": dlse}))
+    found = gradients(call, ONE)
+    assert (found["dq"][:, :, :21].astype(np.float64) == 0).all()
+    assert np.isposinf(call.known[:, :, :21, 0]).all() and (call.known[:, :, :21, 1] == 0).all()
+    check(drawn, found)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_same_bits_under_any_schedule(apart):
+    problem = make(grad(B=2, Lk=40, mask=Causal("bottom_right"), sinks="normal"))
+    schedules = ("first", "first", "last", 0, 1)
+    runs = [gradients(Backward(problem), Tiles(schedule=schedule), apart) for schedule in schedules]
+    check(problem, runs[0])
+    for name in runs[0]:
+        assert len({run[name].tobytes() for run in runs}) == 1, name
+
+
+def test_other_entries_do_not_matter():
+    """The same bits for an entry, whatever the lengths of the others."""
+    runs = [gradients(Backward(make(grad(B=2, k_lens=(n, 33), q_lens=(n % 20, 19)))), ONE) for n in (1, 37)]
+    for name in GRADIENTS:
+        assert len({run[name][1].tobytes() for run in runs}) == 1, name
+
+
+@st.composite
+def problems(draw: Any) -> tuple[Case, Tiles, bool]:
+    B, Hkv, group = draw(st.sampled_from([(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 3), (1, 2, 2)]))
+    Lq, Lk = draw(st.integers(0, 40)), draw(st.integers(0, 50))
+    sides = st.none() | st.integers(0, max(Lq, Lk))
+    masks = st.sampled_from([None, Causal("top_left"), Causal("bottom_right")])
+    masks |= st.builds(Window, sides, sides, st.sampled_from(["top_left", "bottom_right"]))
+    q_lens, k_lens = (draw(st.none() | st.tuples(*[st.integers(0, n)] * B)) for n in (Lq, Lk))
+    packed = q_lens is not None and k_lens is not None and draw(st.booleans())
+    fields = {
+        "mask": draw(masks), "q_lens": q_lens, "k_lens": k_lens,
+        "scale": draw(st.sampled_from([None, None, -0.2, 0.0])),
+        "softcap": draw(st.sampled_from([None, None, 2.0])),
+        "bias": draw(st.none() | st.builds(BiasSpec, st.sampled_from(["BHQK", "K", "HQ"]), st.just("float32"))),
+        "sinks": draw(st.sampled_from([None, "normal"])),
+        "storage": Packed(draw(st.integers(0, 2))) if packed else Dense(draw(st.sampled_from(["BHLD", "BLHD"]))),
+        "family": draw(st.sampled_from(["normal", "peaked", "large_logits"])),
+        "dtype": draw(st.sampled_from(["bfloat16", "float16"])),
+        "D": draw(st.sampled_from([32, 24])), "Dv": draw(st.sampled_from([32, 64])),
+    }  # fmt: skip
+    want = GRADIENTS | draw(st.sampled_from([{"lse"}, set()])) | ({"dsinks"} if fields["sinks"] else set())
+    tiles = Tiles(
+        warps=draw(st.integers(1, 2)), row_tiles=draw(st.integers(1, 2)), keys=draw(st.sampled_from([16, 32])),
+        vector=draw(st.booleans()), schedule=draw(st.sampled_from(["first", "last", 0, 1])),
     )  # fmt: skip
-    shape = Shape(*map(np.int32, (case.B, case.H, case.H // case.Hkv, case.Lq, case.Lk, case.D, case.Dv)))
-    lens = [x.get(n) for n in ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")]
-    if not isinstance(case.storage, Packed):
-        lens[2:] = [None if n is None else np.array(n, np.int32) for n in (case.q_lens, case.k_lens)]
-    lengths = Lengths(*map(address, lens))
-    sinks = None if "sinks" not in x else x["sinks"].astype(np.float32)
-    scores = Scores(np.float32(scale), np.float32(case.softcap or 0), address(sinks), address(slopes))
-    bias = x.get("bias")
-    strides = [0] * 4 if bias is None else [0 if n == 1 else s for n, s in zip(bias.shape, bias.strides, strict=True)]
-    arguments = (shape, band_of(case.mask), lengths, scores, Bias(address(bias), *map(int64, strides)))
-
-    made = {name: empty(case, name, case.shape_of(name[1:]), x["q"].dtype) for name in ("dq", "dk", "dv")}
-    per_row = answer_shape(case, "lse", (case.B, case.H, case.Lq))
-    known = np.full((*per_row, 2), np.nan, np.float32)
-    rows = Rows(address(known), int64(known.strides[0] if known.ndim == 4 else 0), int64(known.strides[-3]))
-    q, k, v, dout, out = (operand(x[name]) for name in ("q", "k", "v", "dout", "out"))
-    given = [a for a in (*x.values(), *lens, sinks, slopes) if a is not None]
-    for a in given:
-        a.setflags(write=False)
-
-    def run(kernel: Any, blocks: int, threads: int, shared: int, args: tuple[Any, ...], written: list[Array]) -> None:
-        if blocks:
-            simt.run(kernel, (blocks,), (threads,), shared, args, [*given, *written], tiles.schedule)
-
-    def across(n: int, rows: int, heads: int) -> int:
-        return -(-n // rows) * heads * case.B
-
-    lse, dlse = rows_of(x["lse"]), rows_of(x.get("dlse"))
-    run(
-        k4_delta.delta(compiled), across(case.Lq, k4_delta.rows_of_block(compiled), case.H), k4_delta.THREADS, 0,
-        (out, dout, lse, dlse, rows, shape, lengths), [known],
-    )  # fmt: skip
-    known.setflags(write=False)
-    given.append(known)
-    for outputs in ("dk", "dv") if tiles.apart else ("both",):
-        run(
-            k4.keys_kernel(compiled, outputs), across(case.Lk, compiled.rows, case.Hkv), compiled.threads,
-            k4.keys_bytes(compiled, outputs),
-            (q, k, v, dout, rows, operand(made["dk"]), operand(made["dv"]), *arguments), [made["dk"], made["dv"]],
-        )  # fmt: skip
-    run(
-        k4.queries_kernel(compiled), across(case.Lq, compiled.rows, case.H), compiled.threads,
-        k4.queries_bytes(compiled), (q, k, v, dout, rows, operand(made["dq"]), *arguments), [made["dq"]],
-    )  # fmt: skip
-    if sinks is not None:
-        made["dsinks"] = np.full(case.H, np.nan, np.float32)
-        run(
-            k4_delta.sink_gradients, case.H, k4_delta.THREADS, k4_delta.SINK_BYTES,
-            (rows, address(made["dsinks"]), shape, lengths, scores), [made["dsinks"]],
-        )  # fmt: skip
-        made["dsinks"] = round_to(made["dsinks"], case.dtype).astype(x["q"].dtype)
-    return made
+    case = grad(B=B, H=Hkv * group, Hkv=Hkv, Lq=Lq, Lk=Lk, seed=draw(st.integers(0, 9)), want=want, **fields)
+    return case, tiles, draw(st.booleans())
 
 
-def check(problem: Problem, answer: Mapping[str, Array]) -> None:
-    """Every element is within the bound of the contract that the kernels keep."""
-    case = problem.case
-    verdict = judge(problem, answer, preset(case.dtype), Conventions(), outputs=frozenset(answer))
-    assert verdict.status == "passed", verdict
-    assert {o.name for o in verdict.outputs} == set(answer)
+@settings(max_examples=12)
+@given(problems())
+def test_any_problem(drawn):
+    case, tiles, apart = drawn
+    problem = make(case)
+    varlen = isinstance(case.storage, Packed)
+    check(problem, gradients(Backward(problem), tiles, apart, varlen))
 
 
-BASE = Case("backward", "the backward kernels", B=2, H=4, Hkv=2, Lq=19, Lk=37, D=32, Dv=32, dtype="bfloat16", want=GRADIENTS)
+@given(
+    st.sampled_from(HEAD_SIZES), st.sampled_from(HEAD_SIZES), st.booleans(), st.lists(st.integers(0, 999), min_size=1)
+)  # fmt: skip
+def test_tiles_and_grids(D, Dv, softcap, lens):
+    """Every head size has tiles that fit an H100's shared memory, and blocks that cover the rows."""
+    ways = k4.usual_keys("bfloat16", D, Dv, softcap=softcap)
+    assert {outputs for _, outputs in ways} in ({"both"}, {"dk", "dv"})
+    for spec, outputs in ways:
+        assert k4.keys_bytes(spec, outputs) <= 227 * 1024
+    spec = k4.usual_queries("bfloat16", D, Dv, softcap=softcap)
+    assert k4.queries_bytes(spec) <= 227 * 1024
+    longest = -(-max(lens) // spec.rows)
+    assert k4.blocks(max(lens), len(lens), 3, spec) == longest * len(lens) * 3
+    assert k4.blocks(sum(lens), len(lens), 3, replace(spec, varlen=True)) >= sum(-(-n // spec.rows) for n in lens) * 3
 
 
-def test_plain():
-    problem = make(BASE)
-    check(problem, gradients(problem, Tiles()))
+def test_refusals():
+    with pytest.raises(ValueError, match="outputs='dq' must be both, dk or dv"):
+        k4.keys_kernel(Spec("bfloat16", 32, 32), "dq")

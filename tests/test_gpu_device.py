@@ -205,40 +205,79 @@ def test_launches_are_configured_in_the_callers_stream_without_warnings() -> Non
     assert ran.stdout.splitlines() == ["(2, 3, 1) (128, 1, 1) 50000 0", "(2, 3, 1) (128, 1, 1) 50000 4096"]
 
 
+CUPY = """
+import sys
+from types import ModuleType, SimpleNamespace as Fake
+import numpy as np
+
+cupy = ModuleType("cupy")
+
+class ndarray:
+    def __init__(self, dtype, shape, strides, address=8192, device=1):
+        self.dtype, self.shape, self.strides = np.dtype(dtype), shape, strides
+        self.data, self.device, self.itemsize = Fake(ptr=address), Fake(id=device), self.dtype.itemsize
+
+ndarray.__module__ = "cupy._core.core"
+cupy.ndarray = ndarray
+cupy.asarray = lambda x: ndarray("int16", (4,), (2,), x.__cuda_array_interface__["data"][0])
+sys.modules["cupy"] = cupy
+"""
+
+
 def test_arrays_of_cupy_and_of_the_interface() -> None:
     """With a stand-in for CuPy: address, strides, device, and what goes through CuPy."""
-    assert_prints(
-        "float16 (2, 3) (12, 4) 8192 1 cupy | int16 (4,) (2,) 16384 1 cupy | taken through CuPy",
-        """
-        import sys
-        from types import ModuleType, SimpleNamespace as Fake
-        import numpy as np
-
-        cupy = ModuleType("cupy")
-        class ndarray:
-            def __init__(self, dtype, shape, strides, address):
-                self.dtype, self.shape, self.strides = np.dtype(dtype), shape, strides
-                self.data, self.device, self.itemsize = Fake(ptr=address), Fake(id=1), self.dtype.itemsize
-        ndarray.__module__ = "cupy._core.core"
-        cupy.ndarray = ndarray
-        cupy.asarray = lambda x: ndarray("int16", (4,), (2,), x.__cuda_array_interface__["data"][0])
-        sys.modules["cupy"] = cupy
+    code = """
         from gpu.launch.arrays import as_array
 
         class Other:
             __cuda_array_interface__ = {"data": (16384, False), "shape": (4,), "typestr": "<i2", "version": 3}
 
-        found = [as_array("x", ndarray("float16", (2, 3), (12, 4), 8192)), as_array("x", Other())]
+        found = [as_array("x", ndarray("float16", (2, 3), (12, 4))), as_array("x", Other())]
         shown = [f"{x.dtype} {x.shape} {x.strides} {x.address} {x.device} {x.library.name}" for x in found]
-        del sys.modules["cupy"]
         sys.modules["cupy"] = None
         try:
             as_array("x", Other())
         except TypeError as error:
             shown.append(str(error).split("which is ")[1].split(":")[0])
         print(" | ".join(shown))
-        """,
-    )
+    """
+    expected = "float16 (2, 3) (12, 4) 8192 1 cupy | int16 (4,) (2,) 16384 1 cupy | taken through CuPy"
+    assert_prints(expected, CUPY + textwrap.dedent(code))
+
+
+def test_what_only_the_device_knows() -> None:
+    """Lengths there are not looked at: bounds are taken from the shapes, and a bias is refused."""
+    code = """
+        from gpu.launch.checks import check
+
+        def array(dtype, *shape, device=1):
+            strides = np.zeros(shape, dtype).strides
+            return ndarray(dtype, shape, strides, 8192, device)
+
+        q, k = array("float16", 40, 4, 64), array("float16", 60, 2, 64)
+        starts = {"cu_seqlens_q": array("int32", 3), "cu_seqlens_k": array("int32", 3)}
+        p = check(q, k, k, **starts, seqused_k=array("int32", 2))
+        print(p.B, p.Lq, p.Lk, p.known, p.start_q.address, p.used_k.address)
+        dense = array("float16", 2, 4, 9, 64)
+        for call in (
+            lambda: check(q, k, k, **starts, bias=array("float32", 1, 1, 40, 60)),
+            lambda: check(q, k, k, **starts, seqused_k=array("int64", 2)),
+            lambda: check(dense, array("float16", 2, 4, 9, 64, device=2), dense),
+            lambda: check(dense, dense, dense, sinks=array("float32", 4, device=3)),
+        ):
+            try:
+                call()
+            except (ValueError, TypeError) as error:
+                print(error)
+    """
+    ran = compiled(CUPY + textwrap.dedent(code))
+    assert ran.stdout.splitlines() == [
+        "2 40 60 False 8192 8192",
+        "bias with lengths that only the device knows could be too small; pass them as NumPy arrays",
+        "seqused_k.dtype=int64 must be int32; convert it",
+        "k is on device 2 and q on device 1; move k to device 1",
+        "sinks is on device 3 and q on device 1; move sinks to device 1",
+    ], ran.stderr[-2000:]
 
 
 class ndarray:  # noqa: N801 - as CuPy calls it
@@ -311,6 +350,14 @@ class TestTorch:
         with pytest.raises(TypeError, match="seqused_k.dtype=int64 must be int32"):
             gpu.attention(q, k, v, seqused_k=lens.long())
 
+    def test_negated_views(self) -> None:
+        torch = pytest.importorskip("torch", reason="torch is not installed")
+        pairs = torch.from_numpy(random(1, 2, 5, 8, 2, dtype=np.float32))
+        negated = torch.view_as_complex(pairs).conj().imag
+        assert negated.is_neg()
+        q, k, v = (torch.from_numpy(x) for x in qkv(D=8, dtype=np.float32))
+        assert torch.equal(gpu.attention(negated, k, v).out, gpu.attention(-pairs[..., 1], k, v).out)
+
     def test_refusals(self) -> None:
         torch = pytest.importorskip("torch", reason="torch is not installed")
         q = torch.zeros(1, 1, 4, 8, dtype=torch.float16)
@@ -327,9 +374,10 @@ class TestTorch:
 def test_bits_of_bfloat16_are_rounded_to_nearest_even() -> None:
     from gpu.launch.arrays import NUMPY
 
-    x = np.concatenate([random(1000, dtype=np.float32), [0.0, -0.0, np.inf, -np.inf, 1.00390625, 3.4e38, 1e-40]])
-    x = x.astype(np.float32)
+    odd = [0.0, -0.0, np.inf, -np.inf, 1.00390625, 1.01171875, 3.4e38, 1e-40]
+    x = np.concatenate([random(1000, dtype=np.float32), odd]).astype(np.float32)
     np.testing.assert_array_equal(NUMPY.converted(x, "int16").view(BF16), x.astype(BF16))
-    assert np.isnan(NUMPY.converted(np.array([np.nan], np.float32), "int16").view(BF16).astype(np.float32))[0]
+    nans = np.array([0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF], np.uint32).view(np.float32)
+    assert np.isnan(NUMPY.converted(nans, "int16").view(BF16).astype(np.float32)).all()
     bits = x.astype(BF16).view(np.int16)
     np.testing.assert_array_equal(NUMPY.converted(bits, "float32"), x.astype(BF16).astype(np.float32))

@@ -130,6 +130,8 @@ def test_masks_are_bands_and_lengths_where_they_can_be() -> None:
     assert "seqused_k" not in shifted and "mask" not in shifted and shifted["bias"].dtype == np.float32
     square = options(Padding((3, 5)) & Causal("bottom_right"), Lk=5)
     assert square["seqused_k"].tolist() == [3, 5] and "bias" not in square
+    ragged = options(Padding((3, 5)) & Causal("bottom_right"), Lk=5, k_lens=(4, 5))  # not square
+    assert ragged["seqused_k"].tolist() == [4, 5] and "bias" in ragged
     assert "bias" in options(Chunked(4, "top_left"))
 
 

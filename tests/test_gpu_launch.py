@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -356,6 +357,14 @@ def test_capability_is_looked_at() -> None:
     assert KERNELS["wgmma"].refuses(problem, EXECUTOR._replace(capability=(8, 9))) is not None
     assert KERNELS["wgmma"].refuses(problem, EXECUTOR._replace(capability=(10, 0))) is not None
     assert KERNELS["wgmma"].refuses(problem, EXECUTOR) is None
+
+
+def test_grids_of_decode_are_looked_at() -> None:
+    problem = check(*qkv())
+    assert KERNELS["decode"].refuses(replace(problem, B=65535), EXECUTOR) is None
+    for sizes in ({"B": 65536}, {"H": 65536}):
+        reason = KERNELS["decode"].refuses(replace(problem, **sizes), EXECUTOR)
+        assert reason is not None and reason.startswith("takes at most 65535 batch entries and heads")
 
 
 class WithPtr:

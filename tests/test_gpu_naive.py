@@ -32,6 +32,13 @@ def test_drawn_cases(case: Case) -> None:
     assert verdict.status == "passed", (verdict.outputs, verdict.reasons)
 
 
+@pytest.mark.parametrize("sinks", ["normal", None])
+@pytest.mark.parametrize("family", plain.HARD)
+def test_hard_inputs(family: str, sinks: str | None) -> None:
+    verdict = examine(Local(NAIVE), dataclasses.replace(plain.hard_case(family), sinks=sinks))
+    assert verdict.status == "passed", (verdict.outputs, verdict.reasons)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_many_blocks(dtype: str) -> None:
     """More scores than a block has threads, a head size beyond those of k2."""

@@ -51,10 +51,29 @@ def test_drawn_cases(case: Case) -> None:
     passes(FORWARD, case)
 
 
-@settings(max_examples=60)
+@settings(max_examples=50)
 @given(plain.cases(ALL, largest=11))
 def test_drawn_gradients(case: Case) -> None:
     passes(BACKWARD, case)
+
+
+@pytest.mark.parametrize("sinks", ["normal", None])
+@pytest.mark.parametrize("family", plain.HARD)
+def test_hard_inputs(family: str, sinks: str | None) -> None:
+    want = (*ALL, "dsinks") if sinks else ALL
+    passes(BACKWARD, dataclasses.replace(plain.hard_case(family), sinks=sinks, want=frozenset(want)))
+
+
+def test_a_sink_may_be_off() -> None:
+    """A sink of -inf is none, also where nothing else is seen, and its gradient is 0."""
+    case, arrays = plain.prepared(plain.hard_case("peaked", (*ALL, "dsinks")))
+    arrays["sinks"][:] = -np.inf
+    found = plain.gradients(plain.small)(case, arrays)
+    assert not found["dsinks"].any()
+    del arrays["sinks"]
+    without = plain.gradients(plain.small)(case, arrays)
+    assert all(np.array_equal(found[name], without[name]) for name in ALL)
+    assert np.isneginf(found["lse"][:, :, :3]).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

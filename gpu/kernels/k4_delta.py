@@ -9,9 +9,10 @@ a sink alone has out = 0 and lse = sink, and so adds its dlse to dsinks.
 
 Launch: `delta(spec)` before the kernels of `k4_backward`, `sink_gradients` after it.
 
-    delta(spec)     grid (ceil(Lq / rows_of_block(spec)) * H * B,), block THREADS, no shared memory;
-        (out, dout, lse, dlse, rows, shape, lengths); dlse.ptr = 0: there is none.  Of the spec it looks at dtype, Dv, vector.
-    sink_gradients  grid (H,), block THREADS, SINK_BYTES of shared memory; (rows, dsinks, shape, lengths, scores);
+    delta(spec)     delta_blocks(Lq, B, H, spec) of THREADS threads, no shared memory;
+        (out, dout, lse, dlse, rows, shape, lengths); dlse.ptr = 0: there is none.  Of the spec it looks at dtype, Dv, vector,
+        and varlen: Lq is then q.shape[0].
+    sink_gradients  H blocks of THREADS threads, SINK_BYTES of shared memory; (rows, dsinks, shape, lengths, scores);
         dsinks is the address of H float32.
 
 `rows`: less and delta side by side, float32 (B, H, Lq, 2), of packed sequences (H, tokens, 2); at a multiple of 8 bytes.
@@ -33,14 +34,14 @@ from gpu import ptx
 from gpu.target import kernel
 
 from .arguments import LENGTHS, OPERAND, ROWS, SCORES, SHAPE, Specialisation
-from .places import extent, room
+from .places import extent, place_of, place_of_packed, room
 from .softmax import INFINITE, LOG2E
 from .spec import HEAD_SIZES, Spec
 from .weights import ROW_BYTES
 
 __all__ = [
-    "DELTA_SIGNATURE", "SINK_BYTES", "SINK_SIGNATURE", "THREADS", "delta", "rows_of_block", "sink_gradients",
-    "specialisations",
+    "DELTA_SIGNATURE", "SINK_BYTES", "SINK_SIGNATURE", "THREADS", "delta", "delta_blocks", "rows_of_block",
+    "sink_gradients", "specialisations",
 ]  # fmt: skip
 
 DELTA_SIGNATURE = types.void(OPERAND, OPERAND, ROWS, ROWS, ROWS, SHAPE, LENGTHS)
@@ -60,25 +61,28 @@ def rows_of_block(spec: Spec) -> int:
     return THREADS // lanes_of_row(spec)
 
 
+def delta_blocks(rows: int, B: int, H: int, spec: Spec) -> int:
+    """Blocks of `delta` that cover `rows` rows of each of B entries, or, with spec.varlen, of B sequences together."""
+    if spec.varlen:
+        return (rows // rows_of_block(spec) + B) * H if rows else 0
+    return -(-rows // rows_of_block(spec)) * H * B
+
+
 @functools.lru_cache(maxsize=None)
 def delta(spec: Spec) -> Any:
     """The kernel (out, dout, lse, dlse, rows, shape, lengths)."""
     LANES, BLOCK_ROWS = lanes_of_row(spec), rows_of_block(spec)
     STEPS = LANES.bit_length() - 1
-    vector = spec.vector
+    vector, place = spec.vector, place_of_packed if spec.varlen else place_of
     low, high = ptx.unpack_low_f16, ptx.unpack_high_f16
     if spec.dtype == "bfloat16":
         low, high = ptx.unpack_low_bf16, ptx.unpack_high_bf16
 
     @kernel(THREADS)
     def delta(out, dout, lse, dlse, rows, shape, lengths):  # type: ignore[no-untyped-def]
-        tiles = (shape.Lq + int32(BLOCK_ROWS - 1)) // int32(BLOCK_ROWS)
-        head = int32(cuda.blockIdx.x) // tiles
-        chunk = int32(cuda.threadIdx.x) & int32(LANES - 1)
-        i = (int32(cuda.blockIdx.x) - head * tiles) * int32(BLOCK_ROWS) + int32(cuda.threadIdx.x) // int32(LANES)
-        b = head // shape.H
-        h = head - b * shape.H
-        start_q, start_k, Lq, Lk = extent(b, shape, lengths)
+        thread = int32(cuda.threadIdx.x)
+        b, h, row, start_q, start_k, Lq, Lk = place(ptx.block_x(), int32(BLOCK_ROWS), shape, lengths)
+        i, chunk = int32(row + thread // LANES), int32(thread % LANES)
         total = float32(0)
         if i < Lq and chunk * 8 < shape.Dv:
             x = out.ptr + int64(b) * out.batch + int64(h) * out.head + (start_q + i) * out.row + int64(chunk * 16)

@@ -46,12 +46,12 @@ def place_of(block, rows, shape, lengths):  # type: ignore[no-untyped-def]
 
     Under a causal mask the last rows have the most keys: the device begins with the long blocks.
     """
-    tiles = (shape.Lq + rows - int32(1)) // rows
-    head = block // tiles
-    row = (tiles - int32(1) - (block - head * tiles)) * rows
-    b = head // shape.H
+    tiles = ptx.divide(int32(shape.Lq + rows - int32(1)), rows)
+    head = ptx.divide(block, tiles)
+    row = int32((tiles - int32(1) - (block - head * tiles)) * rows)
+    b = ptx.divide(head, shape.H)
     start_q, start_k, Lq, Lk = extent(b, shape, lengths)
-    return b, head - b * shape.H, row, start_q, start_k, Lq, Lk
+    return b, int32(head - b * shape.H), row, start_q, start_k, int32(Lq), int32(Lk)
 
 
 @device
@@ -86,6 +86,32 @@ def place_of_packed(block, rows, shape, lengths):  # type: ignore[no-untyped-def
     tiles = int32((Lq + rows - int32(1)) // rows)
     row = int32((tiles - int32(1) - own if own < tiles else own) * rows)
     return b, int32(block - tile * shape.H), row, start_q, start_k, int32(Lq), int32(Lk)
+
+
+@device
+def place_of_keys(block, keys, shape, lengths):  # type: ignore[no-untyped-def]
+    """(batch entry, key head, first key, first token of q, of k, lq, lk) of a block; the first keys of a head come first.
+
+    Under a causal mask they are seen by the most rows.
+    """
+    tiles = ptx.divide(int32(shape.Lk + keys - int32(1)), keys)
+    place = ptx.divide(block, tiles)
+    heads = ptx.divide(shape.H, shape.group)
+    b = ptx.divide(place, heads)
+    start_q, start_k, Lq, Lk = extent(b, shape, lengths)
+    return (
+        b, int32(place - b * heads), int32((block - place * tiles) * keys), start_q, start_k, int32(Lq), int32(Lk)
+    )  # fmt: skip
+
+
+@device
+def place_of_packed_keys(block, keys, shape, lengths):  # type: ignore[no-untyped-def]
+    """As `place_of_keys`, for packed keys: tile block // Hkv of all sequences, key head block % Hkv."""
+    heads = ptx.divide(shape.H, shape.group)
+    tile = ptx.divide(block, heads)
+    b, own = packed_tile(tile, keys, lengths.start_k, shape.B)
+    start_q, start_k, Lq, Lk = extent(b, shape, lengths)
+    return b, int32(block - tile * heads), int32(own * keys), start_q, start_k, int32(Lq), int32(Lk)
 
 
 @device

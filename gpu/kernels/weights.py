@@ -4,10 +4,11 @@ With t the scores (scale, softcap, bias, ALiBi), x = scale q·k and dp = dout·v
 
     p = 2**(t log2(e) - less),   ds = p (dp - delta) [(1 - tanh²(x / softcap))]
 
-`less` = lse log2(e) and delta belong to the row of queries (`k4_delta`); `less` is +inf where a row sees no key, so that
-p and ds are 0 there.  Each lane holds, of stripe t, fragment rows g = l // 4 and g + 8, columns 8 n + 2 (l % 4) and the next.
-Fragment rows are queries, or, if `transposed`, keys: then p and ds, rounded, are A fragments of what is summed over
-queries.  Source: Dao 2023, FlashAttention-2, algorithm 2; the slope of softcap by differentiating tanh.
+`less` = lse log2(e) and delta belong to the query (`k4_delta`); less is +inf where it sees no key, so that p and ds are 0.
+Each lane holds, of stripe t, fragment rows g = l // 4 and g + 8, columns 8 n + 2 (l % 4) and the next.  Fragment rows are
+queries, or, if `transposed`, keys: then p and ds, rounded in pairs, are A fragments of sums over queries.
+
+Source: Dao 2023, FlashAttention-2, algorithm 2; the slope of softcap by differentiating tanh.
 """
 
 from __future__ import annotations
@@ -23,41 +24,53 @@ from gpu.target import device
 from .softmax import INFINITE, LOG2E
 from .spec import Spec
 
-__all__ = ["ROW_BYTES", "Weights", "load_rows_of", "weights_of"]
+__all__ = ["ROW_BYTES", "Weights", "finish_of", "load_rows_of", "weights_of"]
 
 ROW_BYTES = 8
-"""Bytes of `less` and delta of a row, two float32 that lie side by side."""
+"""Bytes of `less` and delta of a query, two float32 that lie side by side."""
 
 
 class Weights(NamedTuple):
-    """Device functions on scores `s` and `dp`: `stripes` times 16 fragment rows, `columns` columns."""
+    """Device functions on `s` and `dp`: `stripes` times 16 fragment rows, `columns` columns."""
 
+    unit_of: Any
+    """unit_of(scores): what q·k is multiplied by first."""
     prepare: Any
     """prepare(s, dp, rows, unit, scores, bias, slope, row, key, offset, Lq, Lk, lane): s becomes the exponent of the
-    weight, dp what the weight is multiplied by.  `rows` holds less and delta: two for each row of the lane, a local
-    array; if transposed, the shared address of those of the queries row, row + 1, ..."""
+    weight, dp what the weight is multiplied by.  `rows` is the shared address of less and delta of the queries row,
+    row + 1, ...; `key` is the first key."""
+    full: Any
+    """full(shift, exist, band): whether nothing is to be hidden; arguments as in `hide`."""
     hide: Any
-    """hide(s, dp, row, key, offset, band, Lq, Lk, lane): -inf and 0 where a query from `row` on does not see a key."""
+    """hide(s, dp, shift, exist, band, lane): -inf and 0 where a query does not see a key, and in columns from `exist`
+    on.  The first query lies `shift` below the diagonal of the first key: shift = row + offset - key."""
     weigh: Any
     """weigh(s, dp): the weights, and the gradients of the scores."""
 
 
 def weights_of(spec: Spec, stripes: int, columns: int, transposed: bool) -> Weights:
-    """The functions for `stripes` stripes and `columns` columns; `row` and `key` are the first query and the first key."""
+    """The functions for `stripes` stripes and `columns` columns."""
     BLOCKS, SIZE = columns // 8, stripes * columns // 2
+    DOWN, RIGHT = (columns, 16 * stripes) if transposed else (16 * stripes, columns)
     softcap, biased, alibi, modified = spec.softcap, spec.bias is not None, spec.alibi, spec.modified
     bias_bytes = 4 if spec.bias == "float32" else 2
     widen = ptx.unpack_low_bf16 if spec.dtype == "bfloat16" else ptx.unpack_low_f16
 
     @device
+    def unit_of(scores):  # type: ignore[no-untyped-def]
+        if softcap:
+            return scores.scale / scores.softcap
+        return scores.scale if modified else scores.scale * LOG2E
+
+    @device
     def exponent(x, dp, less, delta, unit, scores, bias, slope, i, j, offset, Lq, Lk):  # type: ignore[no-untyped-def]
         """(exponent of the weight, what it is multiplied by) of query i and key j."""
         dp -= delta
+        x *= unit
         if not modified:
-            return x * unit - less, dp
-        x *= scores.scale
+            return x - less, dp
         if softcap:
-            bent = float32(math.tanh(x / scores.softcap))
+            bent = float32(math.tanh(x))
             dp *= float32(1) - bent * bent
             x = bent * scores.softcap
         if alibi:
@@ -72,12 +85,13 @@ def weights_of(spec: Spec, stripes: int, columns: int, transposed: bool) -> Weig
         return x * LOG2E - less, dp
 
     @device
-    def prepare(  # type: ignore[no-untyped-def]
+    def prepare_transposed(  # type: ignore[no-untyped-def]
         s, dp, rows, unit, scores, bias, slope, row, key, offset, Lq, Lk, lane
     ):
         for n in range(BLOCKS):
-            i = int32(row + n * 8 + (lane & 3) * 2)
-            less0, delta0, less1, delta1 = ptx.load_shared_f32x4(rows + n * 64 + (lane & 3) * 16)
+            right = n * 8 + (lane & 3) * 2
+            i = int32(row + right)
+            less0, delta0, less1, delta1 = ptx.load_shared_f32x4(int32(rows + right * ROW_BYTES))
             for t in range(stripes):
                 for half in range(2):
                     c = (t * BLOCKS + n) * 4 + half * 2
@@ -88,13 +102,14 @@ def weights_of(spec: Spec, stripes: int, columns: int, transposed: bool) -> Weig
                     )
 
     @device
-    def prepare_straight(  # type: ignore[no-untyped-def]
+    def prepare(  # type: ignore[no-untyped-def]
         s, dp, rows, unit, scores, bias, slope, row, key, offset, Lq, Lk, lane
     ):
         for t in range(stripes):
             for half in range(2):
-                i = int32(row + t * 16 + half * 8 + (lane >> 2))
-                less, delta = rows[(2 * t + half) * 2], rows[(2 * t + half) * 2 + 1]
+                down = t * 16 + half * 8 + (lane >> 2)
+                i = int32(row + down)
+                less, delta = ptx.load_shared_f32x2(int32(rows + down * ROW_BYTES))
                 for n in range(BLOCKS):
                     for e in range(2):
                         c = (t * BLOCKS + n) * 4 + half * 2 + e
@@ -104,17 +119,19 @@ def weights_of(spec: Spec, stripes: int, columns: int, transposed: bool) -> Weig
                         )
 
     @device
-    def hide(s, dp, row, key, offset, band, Lq, Lk, lane):  # type: ignore[no-untyped-def]
+    def full(shift, exist, band):  # type: ignore[no-untyped-def]
+        return exist >= columns and shift + int32(DOWN - 1) <= band.left and int32(RIGHT - 1) - shift <= band.right
+
+    @device
+    def hide(s, dp, shift, exist, band, lane):  # type: ignore[no-untyped-def]
         for t in range(stripes):
             for half in range(2):
+                down = int32(t * 16 + half * 8 + (lane >> 2))
                 for n in range(BLOCKS):
                     for e in range(2):
-                        across, along = t * 16 + half * 8 + (lane >> 2), n * 8 + e + (lane & 3) * 2
-                        i, j = int32(row + across), int32(key + along)
-                        if transposed:
-                            i, j = int32(row + along), int32(key + across)
-                        away = int32(i + offset - j)
-                        if away > band.left or -away > band.right or i >= Lq or j >= Lk:
+                        right = int32(n * 8 + e + (lane & 3) * 2)
+                        away = int32(shift + right - down) if transposed else int32(shift + down - right)
+                        if away > band.left or -away > band.right or right >= exist:
                             s[(t * BLOCKS + n) * 4 + half * 2 + e] = -INFINITE
                             dp[(t * BLOCKS + n) * 4 + half * 2 + e] = float32(0)
 
@@ -124,11 +141,11 @@ def weights_of(spec: Spec, stripes: int, columns: int, transposed: bool) -> Weig
             s[c] = ptx.ex2(s[c])
             dp[c] *= s[c]
 
-    return Weights(prepare if transposed else prepare_straight, hide, weigh)
+    return Weights(unit_of, prepare_transposed if transposed else prepare, full, hide, weigh)
 
 
 def load_rows_of(rows: int, threads: int) -> Any:
-    """load(shared, first, row, limit, thread): begins the copy of less and delta of `rows` rows; 0 from `limit` on."""
+    """load(shared, first, row, limit, thread): begins the copy of less and delta of `rows` queries; 0 from `limit` on."""
     LOADS = (rows + threads - 1) // threads
 
     @device
@@ -136,8 +153,23 @@ def load_rows_of(rows: int, threads: int) -> Any:
         for n in range(LOADS):
             i = int32(thread + n * threads)
             if i < rows:
-                exists = row + i < limit
-                source = first + int64(row + i) * int64(ROW_BYTES) if exists else first
-                ptx.copy_async_b64(shared + i * ROW_BYTES, source, int32(ROW_BYTES) if exists else int32(0))
+                exists = int32(row + i) < limit
+                source = first + int64(int32(row + i)) * ROW_BYTES  # any address, where nothing is read
+                ptx.copy_async_b64(int32(shared + i * ROW_BYTES), source, int32(ROW_BYTES) if exists else int32(0))
 
     return load
+
+
+def finish_of(stripes: int, width: int) -> Any:
+    """finish(c, factor, exist, lane): C fragments (16 T x width) times a factor; 0 in rows from `exist` on."""
+    BLOCKS = width // 8
+
+    @device
+    def finish(c, factor, exist, lane):  # type: ignore[no-untyped-def]
+        for t in range(stripes):
+            for n in range(BLOCKS):
+                for e in range(4):
+                    i = (t * BLOCKS + n) * 4 + e
+                    c[i] = c[i] * factor if t * 16 + (e >> 1) * 8 + (lane >> 2) < exist else float32(0)
+
+    return finish

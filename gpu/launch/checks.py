@@ -285,7 +285,7 @@ def _lengths(q: Array, k: Array, packed: bool, cu_q: Any, cu_k: Any, used_q: Any
             if numbers_ is None:
                 found["known"] = False
             else:
-                room = np.full(B, tokens) if starts is None else np.diff(starts)
+                room = np.full(numbers_.shape, tokens) if starts is None else np.diff(starts)
                 if (numbers_ < 0).any() or (numbers_ > room).any():
                     raise ValueError(f"{name}={numbers_.tolist()} must be from 0 to the lengths {room.tolist()}")
                 longest = int(numbers_.max(initial=0)) if packed else longest

@@ -82,7 +82,9 @@ def fitted(usual: Spec, machine: Machine, shared_bytes: Callable[[Spec], int], *
     if "warps" in by_hand:
         by_hand["warps"] = -(-by_hand["warps"] // step) * step
     by_hand |= {name: n for name, n in needed.items() if name != "warps"}
-    spec = replace(usual, **{**by_hand, "q_in_registers": bool(by_hand.get("q_in_registers", usual.q_in_registers))})
+    fields: dict[str, Any] = dict(by_hand)
+    fields["q_in_registers"] = bool(by_hand.get("q_in_registers", usual.q_in_registers))
+    spec = replace(usual, **fields)
     while shared_bytes(spec) > machine.shared_bytes:
         if spec.keys > 16:
             spec = replace(spec, keys=max(16, spec.keys // 32 * 16))

@@ -170,7 +170,8 @@ def _decode(p: Problem, out: Array, lse: Array, m: Machine) -> None:
         library.array(name, library.new((size // 4,), "float32", p.q.device))
         for name, size in zip(("outputs", "sums"), k5.workspace(heads, rows, splits, spec), strict=True)
     ]
-    partial = k5.Partial(*(int64(x.address) for x in parts), int32(splits))
+    outputs, sums = (int64(x.address) for x in parts)
+    partial = k5.Partial(outputs, sums, int32(splits))
     shape, lengths, scores = operands.shape(p), operands.lengths(p), operands.scores(p)
     launch(
         k5.split(spec), k5.SIGNATURE, k5.grid(p.B, p.Hkv, rows, splits, spec), spec.threads, k5.shared_bytes(spec),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -76,11 +77,12 @@ def attention_grad(
         arrays = [library.array(name, x) for name, x in made.items()]
         dsinks = None if sinks is None else library.new((problem.H,), problem.scalar, device)
         d_sinks = None if dsinks is None else library.array("dsinks", dsinks)
-        chosen.run(problem, Taken(*rows, d_lse, *arrays, d_sinks), machine(device))
+        taken = Taken(rows[0], rows[1], rows[2], d_lse, arrays[0], arrays[1], arrays[2], d_sinks)
+        chosen.run(problem, taken, machine(device))
         if dsinks is not None:
             wanted = as_array("sinks", sinks).dtype
             dsinks = dsinks if wanted == problem.scalar else library.converted(dsinks, wanted)
-    return Gradients(*made.values(), dsinks)
+    return Gradients(made["dq"], made["dk"], made["dv"], dsinks)
 
 
 def choose(p: Problem, name: str | None) -> Kernel:
@@ -119,7 +121,7 @@ def _tensor_core(p: Problem, x: Taken, m: Machine) -> None:
     )  # fmt: skip
     scored = (shape, operands.band(p), lengths, operands.scores(p), operands.bias(p.bias))
     for usual, outputs in k4.usual_keys(*sizes, **wanted):
-        spec = fitted(usual, m, lambda s, outputs=outputs: k4.keys_bytes(s, outputs))
+        spec = fitted(usual, m, functools.partial(k4.keys_bytes, outputs=outputs))
         launch(
             k4.keys_kernel(spec, outputs), k4.KEYS_SIGNATURE, -(-p.Lk // spec.rows) * p.Hkv * p.B, spec.threads,
             k4.keys_bytes(spec, outputs), (q, k, v, dout, rows, dk, dv, *scored),

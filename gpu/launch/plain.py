@@ -109,7 +109,8 @@ def run_tiled(p: Problem, out: Array, lse: Array, m: Machine) -> None:
 
 def run_gradients(p: Problem, x: Taken, m: Machine) -> None:
     """k2's backward: delta, then dk and dv, dq, and dsinks."""
-    library, place = p.q.library, ([], p.q.device, p.stream)
+    library = p.q.library
+    place: tuple[Any, ...] = ([], p.q.device, p.stream)
     tile = _smaller(k2_gradients.usual(p.dtype, p.D, p.Dv, m.shared_bytes // 2), "others")
     kernels, shared_bytes = k2_gradients.kernels(p.dtype, tile), k2_gradients.shared_bytes(p.dtype, tile)
     shape, which = operands.shape(p), given(p)._replace(dlse=int32(x.dlse is not None))

@@ -21,9 +21,9 @@ if SIMULATED:
 __all__ = [
     "commit_copies", "copy_async", "copy_async_b64", "load_global_b16", "load_global_b32", "load_global_b32x4",
     "load_global_f32", "load_global_f32x4", "load_shared_b32", "load_shared_b32x4", "load_shared_f32",
-    "load_shared_f32x4", "shared_memory", "store_global_b16", "store_global_b32", "store_global_b32x4",
-    "store_global_f32", "store_global_f32x4", "store_shared_b16", "store_shared_b32", "store_shared_f32", "wait_copies",
-    "wait_copies_but_one",
+    "load_shared_f32x2", "load_shared_f32x4", "shared_memory", "store_global_b16", "store_global_b32",
+    "store_global_b32x4", "store_global_f32", "store_global_f32x4", "store_shared_b16", "store_shared_b32",
+    "store_shared_f32", "wait_copies", "wait_copies_but_one",
 ]  # fmt: skip
 
 
@@ -125,6 +125,12 @@ def load_shared_b32x4(address: Any) -> Any:
 def load_shared_f32(address: Any) -> Any:
     """Four bytes, as a float32."""
     return simt.load("shared", address, 4).view(np.float32)[0]
+
+
+@primitive("ld.shared.v2.f32 {$0, $1}, [$2];", (f32,) * 2, (b32,), memory=True)
+def load_shared_f32x2(address: Any) -> Any:
+    """Two float32 in one access."""
+    return tuple(simt.load("shared", address, 8).view(np.float32))
 
 
 @primitive("ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];", (f32,) * 4, (b32,), memory=True)

@@ -44,7 +44,7 @@ from ..truth import Expected
 from .filters import Filters
 from .keys import Keys
 from .rows import generic, groups
-from .suspicion import RATE, Suspicion
+from .suspicion import RATE, Found, Suspicion
 
 __all__ = ["RATE", "Suspicion", "suspicions"]
 
@@ -56,12 +56,14 @@ def suspicions(
 ) -> tuple[Suspicion, ...]:
     """What is systematically wrong with out, though each element may be within its bound; most telling first.
 
+    One cause moves several statistics: those that explain less than a quarter of what the first explains are left out.
     `got` and `expected` are dense, in float64, as the judge has them.  Nothing is said of problems that are not
     generic, nor of other outputs.
     """
     if "out" not in got or "out" not in expected or not generic(problem, expected["out"], precision):
         return ()
-    filters, found = Filters(), []
+    filters = Filters()
+    found: list[Found] = []
     with np.errstate(all="ignore"):
         for group in groups(problem, got["out"], expected["out"], precision):
             scan = Keys(group)
@@ -69,4 +71,7 @@ def suspicions(
                 filters.add(rows)
                 scan.add(rows)
             found += scan.found()
-        return tuple(sorted([*filters.found(), *found], key=lambda s: -s.statistic / s.limit))
+        found += filters.found()
+        most = max((f.explained for f in found), default=0.0)
+        telling = sorted((f for f in found if f.explained >= most / 4), key=lambda f: -f.explained)
+        return (*(f.suspicion for f in telling), *filters.mean_square())

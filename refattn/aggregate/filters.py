@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .rows import FEWEST, Rows
-from .suspicion import Suspicion, limit_of
+from .suspicion import Found, Suspicion, limit_of
 
 __all__ = ["Filters", "Sum"]
 
@@ -75,16 +75,16 @@ class Filters:
         self.sums["up and down"].add(rows.less(rows.half, rows.size, scale), rows, 0.0)
         self.squares.append((rows.z**2).sum(1) / rows.judged.sum(1))
 
-    def found(self) -> Iterator[Suspicion]:
+    def found(self) -> Iterator[Found]:
         limit = limit_of(_TESTS)
         beyond = {name: s for name, s in self.sums.items() if s.statistic > limit}
         if "size" in beyond and "toward zero" in beyond:  # nearly the same direction
             del beyond[min(("size", "toward zero"), key=lambda name: beyond[name].explained)]
         for name, s in beyond.items():
-            yield Suspicion(name, "out", s.statistic, limit, _TEXTS[name](s))
-        yield from self._mean_square(limit)
+            yield Found(s.explained, Suspicion(name, "out", s.statistic, limit, _TEXTS[name](s)))
 
-    def _mean_square(self, limit: float) -> Iterator[Suspicion]:
+    def mean_square(self) -> Iterator[Suspicion]:
+        limit = limit_of(_TESTS)
         squares = np.concatenate([*self.squares, np.zeros(0)])
         if len(squares) < FEWEST:
             return

@@ -2,11 +2,19 @@
 
 If key j counts 1 + c times, out is off by c p_ij (v_j - out_i), to first order.  For each key at once,
 
-    f_ij = p_ij sum_k z_ik (v_jk - out_ik) / s_ik,    T_j = (|sum_i f_ij| - allowance) / sqrt(sum_i f_ij²)
+    f_ij = p_ij sum_k z_ik (v_jk - out_ik) / s_ik,    T_j = |sum_i f_ij| / sqrt(sum_i f_ij²)
 
 where z is the error in units of s, less its parts along out and along d out / d log(scale) in its row; for a key
-that is dropped c = -1.  Two matrix products, N keys, hence a limit for N tests.  The allowance is what the roundings
-of that very weight can do if all have one sign: c = u_P and a few units of the accumulator.
+that is dropped c = -1.  One matrix product, N keys, hence a limit for N tests.
+
+2 c f is the logarithm of how much likelier a row's error is under c than under -c.  A row in which |f| is large says no
+more than that its sign is sure; so that few such rows do not outweigh all others, f is cut at +-CUT, which leaves it
+symmetric.
+
+One key that is far off moves rows so much that other keys seem to be off too.  Only if any T is beyond its limit,
+what f is for c = 1 is had for all keys (four matrix products); what the roundings of that very weight can do if all
+have one sign (c = u_P and a few units of the accumulator) is taken off |f|; and of the keys still beyond the limit
+the one is named that explains most of sum z².
 """
 
 from __future__ import annotations
@@ -17,13 +25,14 @@ from typing import Any
 import numpy as np
 
 from .rows import Group, Rows
-from .suspicion import Suspicion, limit_of
+from .suspicion import Found, Suspicion, limit_of
 
 __all__ = ["Keys"]
 
 Array = np.ndarray[Any, Any]
 
-_LOOKED_AT = 8
+
+CUT = 2.0
 
 
 class Keys:
@@ -36,41 +45,56 @@ class Keys:
         self.limit = limit_of(case.B * case.Hkv * case.Lk)
 
     def add(self, rows: Rows) -> None:
-        f = (rows.apart.astype(np.float32) * rows.per_s) @ rows.v.T
-        f *= rows.p
+        f = _f(rows)
+        np.clip(f, -CUT, CUT, out=f)
         self.total += f.sum(0)
         self.squares += np.einsum("ij,ij->j", f, f)
 
-    def found(self) -> Iterator[Suspicion]:
-        """The key that is most off, if any is."""
-        t = np.abs(self.total) / np.sqrt(np.where(self.squares > 0, self.squares, np.inf))
-        beyond = np.flatnonzero(t > self.limit)
-        if not len(beyond):
-            return
-        keys = beyond[np.argsort(-t[beyond])][:_LOOKED_AT]
-        response = sum((self._response(rows, keys) for rows in self.group.chunks()), np.zeros(len(keys)))
-        c, precision = self.group.c, self.group.precision
-        slack = c.u_weights + 2 * (c.eps + 8 * c.u) + 64 * c.u_scores
-        total = np.abs(self.total[keys]) - slack * response
-        t = np.maximum(total, 0) / np.sqrt(self.squares[keys])
-        best = int(np.argmax(t))
-        if t[best] <= self.limit:
-            return
-        times = 1 + self.total[keys[best]] / response[best]
-        others = int(np.count_nonzero(t > self.limit)) - 1 + max(len(beyond) - _LOOKED_AT, 0)
-        more = f"; so are {others} more keys" if others else ""
-        text = f"key {keys[best]} of b={self.group.b}, key head {self.group.kv} counts {times:.2f} times, {_what(times)}"
-        yield Suspicion("key", "out", float(t[best]), self.limit, f"{text} ({t[best]:.0f} sigma){more}")
+    def _beyond(self, total: Array) -> Array:
+        return np.asarray(np.abs(total) / np.sqrt(np.where(self.squares > 0, self.squares, np.inf)))
 
-    def _response(self, rows: Rows, keys: Array) -> Array:
-        """sum_i f_ij for an error of c = 1."""
-        found = np.zeros(len(keys))
-        scale = rows.less(rows.scale, rows.size)
-        for n, j in enumerate(keys):
-            d = np.where(rows.judged, rows.v[j] * rows.per_s - rows.size, 0.0)
-            own = (d * rows.less(d, rows.size, scale)).sum(1)
-            found[n] = float((rows.p[:, j].astype(np.float64) ** 2 * own).sum())
-        return found
+    def found(self) -> Iterator[Found]:
+        """The key that is most off, if any is."""
+        if not (self._beyond(self.total) > self.limit).any():
+            return
+        c = self.group.c
+        slack = np.float32(c.u_weights + 2 * (c.eps + 8 * c.u) + 64 * c.u_scores)
+        total, whole, response = np.zeros((3, len(self.total)))
+        for rows in self.group.chunks():
+            f, unit = _f(rows), _unit(rows)
+            whole += f.sum(0)
+            response += unit.sum(0)
+            total += (np.sign(f) * np.clip(np.abs(f) - slack * unit, 0, CUT)).sum(0)
+        t = self._beyond(total)
+        explained = np.where(t > self.limit, whole**2 / np.where(response > 0, response, np.inf), 0.0)
+        best = int(np.argmax(explained))
+        if not explained[best] > 0:
+            return
+        times = 1 + whole[best] / response[best]
+        text = (
+            f"key {best} of b={self.group.b}, key head {self.group.kv}, counts {times:.2f} times in out, {_what(times)} "
+            f"({t[best]:.0f} sigma)"
+        )
+        yield Found(float(explained[best]), Suspicion("key", "out", float(t[best]), self.limit, text))
+
+
+def _f(rows: Rows) -> Array:
+    f = (rows.apart.astype(np.float32) * rows.per_s) @ rows.v.T
+    f *= rows.p
+    return np.asarray(f)
+
+
+def _unit(rows: Rows) -> Array:
+    """f for an error of c = 1: p² (|d|² less the squares of its parts along size and scale), d = (v - out) / s."""
+    per_s, v, size = rows.per_s, rows.v, rows.size.astype(np.float32)
+    square = (size * size).sum(1, keepdims=True)
+    d2 = (per_s * per_s) @ (v * v).T - 2 * (size * per_s) @ v.T + square
+    for direction in (size, rows.less(rows.scale, rows.size).astype(np.float32)):
+        length = np.sqrt((direction * direction).sum(1, keepdims=True))
+        unit = direction / np.where(length > 0, length, 1)
+        along = (unit * per_s) @ v.T - (unit * size).sum(1, keepdims=True)
+        d2 -= along * along
+    return np.asarray(rows.p * rows.p * np.maximum(d2, 0))
 
 
 def _what(times: float) -> str:

@@ -2,9 +2,14 @@
 
 A problem is generic if its accumulators are float32 and nothing but a mask, a softcap, a bias or sinks stands between
 q, k, v and out: with a rotation, quantised inputs or a scaled q, errors of k are common to all rows; score_mod and
-dropout are left out for simplicity.
+dropout are left out for simplicity.  Where a softcap is flat, tanh is rounded to the same side for all rows: it may
+be no more than 1/64 of a rounding of P.
 
-A row is generic if no other row has the same out, and
+A key head is generic if its rows are rounded independently: of a sample of scores (rows x PROBES keys) at least
+half differ from all others, and in half of the columns they spread over 8 roundings of P from row to row.  Columns of
+out that do not spread over four half units from row to row are left out: all rows are rounded alike there.
+
+A row is generic if no other row has the same q, and
 
 - its scores spread: their standard deviation under p is at least 32 roundings of P, and 2^-5;
 - it has at least 16 effective keys, (sum p)² / sum p²: then P is rounded in many places at once;
@@ -46,6 +51,7 @@ FEWEST = 43
 HIDDEN = np.float32(-1e30)
 TILE = 1 << 20
 """scores held at a time"""
+PROBES = 32
 EVERYTHING = slice(None)
 
 
@@ -54,7 +60,9 @@ def generic(problem: Problem, expected: Expected, precision: Precision) -> bool:
     case = problem.case
     plain = case.score_mod is case.dropout is case.rotary is case.quant is precision.scaled_q is None
     known = expected.deviation is not None and precision.accumulate == "float32"
-    return plain and known and case.B * case.H * case.Lq >= FEWEST and case.Lk >= 16 and case.D * case.Dv > 0
+    c = Units(precision, case.Lk)
+    flat = case.softcap is not None and 64 * (c.tanh + 3 * c.u) * case.softcap >= c.u_weights
+    return plain and known and not flat and case.B * case.H * case.Lq >= FEWEST and case.Lk >= 16 and case.D * case.Dv > 0
 
 
 @dataclass
@@ -119,8 +127,9 @@ class Group:
         self.unit = float(np.abs(v).max(initial=0.0)) or 1.0  # in float32, values of any size must do
         self.v = (v / self.unit).astype(np.float32)
         self.k = view.clean["k"][b, kv].astype(np.float32)
-        self.chosen = self._chosen(seen)
         self.c = Units(precision, self.case.Lk)
+        self.varied = np.zeros(self.case.Dv, dtype=bool)
+        self.chosen = self._chosen(seen)
 
     def _chosen(self, seen: set[str]) -> list[tuple[int, Array]]:
         """Heads and rows."""
@@ -131,7 +140,8 @@ class Group:
         fine = np.isfinite(value).all(1) & ~e.ignored[self.b, heads].reshape(group * Lq, -1).any(1)
         at = np.flatnonzero(fine)
         at = at[np.unique(np.linspace(0, len(at) - 1, min(ROWS, len(at))).astype(int))] if len(at) else at
-        mark = value[at] @ np.random.default_rng(0).standard_normal(value.shape[1])
+        q = self.view.clean["q"][self.b, heads].reshape(group * Lq, -1)
+        mark = q[at] @ np.random.default_rng(0).standard_normal(q.shape[1])
         fresh = []
         for i, number in zip(at, mark, strict=True):
             name = f"{number:.9e}"
@@ -139,7 +149,23 @@ class Group:
                 seen.add(name)
                 fresh.append(int(i))
         rows = np.array(fresh, dtype=int)
+        if len(rows) < 2 or not self._rounded_apart(q[rows]):
+            return []
+        spread = value[rows].std(0)
+        self.varied = spread > 4 * half_ulp(np.abs(value[rows]).mean(0) + spread, e.dtype)
         return [(heads.start + g, rows[rows // Lq == g] % Lq) for g in range(group)]
+
+    def _rounded_apart(self, q: Array) -> bool:
+        """Whether scores differ from one another and from row to row."""
+        there = np.flatnonzero(self.k.any(1))
+        if not len(there):
+            return False
+        keys = there[np.unique(np.linspace(0, len(there) - 1, PROBES).astype(int))]
+        s = (q * self.view.scale).astype(np.float32) @ self.k[keys].T
+        ascending = np.sort(s, axis=None)
+        close = np.diff(ascending) <= 2.0**-20 * np.abs(ascending[1:])
+        alone = np.append(~close, True) & np.append(True, ~close)
+        return bool(alone.mean() >= 0.5 and np.median(s.std(0)) > 8 * self.c.u_weights)
 
     def chunks(self) -> Iterator[Rows]:
         """The generic rows, some at a time."""
@@ -218,7 +244,7 @@ class Group:
         floor = 4 * f.smallest_normal if self.precision.flush_subnormal else 64 * f.eta
         lo, hi, ignored, nonfinite = (y[self.b, h][rows] for y in (e.lo, e.hi, e.ignored, e.nonfinite))
         return np.asarray(
-            np.isfinite(lo) & np.isfinite(hi) & ~ignored & ~nonfinite & (np.abs(value) * self.unit > floor)
+            np.isfinite(lo) & np.isfinite(hi) & ~ignored & ~nonfinite & (np.abs(value) * self.unit > floor) & self.varied
         )
 
     def _lost(self, weight: Array, p: Array) -> Array:

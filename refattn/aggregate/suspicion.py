@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["RATE", "Suspicion", "limit_of"]
+__all__ = ["RATE", "Found", "Suspicion", "limit_of"]
 
 RATE = 1e-9
 """the largest probability that a statistic exceeds its limit on the answer of an honest kernel to one problem"""
@@ -20,6 +21,13 @@ class Suspicion:
     statistic: float
     limit: float
     text: str
+
+
+class Found(NamedTuple):
+    """A suspicion, and how much of sum z² its cause would explain."""
+
+    explained: float
+    suspicion: Suspicion
 
 
 def limit_of(tests: int) -> float:

@@ -129,6 +129,8 @@ CASES = (
          "grad_16_bit", (1, 2, 2, 1025, 150, 64, 64), BF16, "peaked"),
     _row("grad-long-4k-f32", "4096 keys: dq is a sum over many tiles.",
          "merge_empty tail_queries", (1, 2, 1, 33, 4096, 32, 32), F32, "peaked", mask=Window(200, 0, "bottom_right")),
+    _row("grad-keys-4k-bf16", "4096 keys in bfloat16: a dq that is kept in 16 bits between tiles loses its last bits.",
+         "grad_16_bit", (1, 1, 1, 2, 4096, 64, 8), BF16, "normal"),
     _with("everything-grad-f32", "Scale, softcap, bias, sinks, groups, lengths, causal and a gradient at lse at once.",
           "dbias_not_reduced dsinks_not_reduced softcap_slope group_not_summed", (3, 10, 2, 17, 33, 16, 24), F32,
           "poisoned", want=_LSE | {"dbias", "dsinks"}, scale=0.4, softcap=5.0, bias=BiasSpec("HQK"), sinks="normal",

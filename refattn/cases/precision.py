@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..masks import Causal
+from ..masks import Causal, Window
 from .row import BF16, E4M3, E5M2, F16, F32, F64, row
 
 __all__ = ["CASES"]
@@ -25,6 +25,9 @@ CASES = (
          "max_zero_start", (2, 3, 3, 17, 33, 16, 16), F64, "all_negative_logits"),
     _row("far-below-f32", "Every score about -20000: a maximum that starts at a finite number stays there.",
          "max_zero_start", (2, 3, 3, 33, 95, 24, 24), F32, "far_below"),
+    _row("negative-window-f32", "Scores about -150, and for most rows the first tile of keys or the last is hidden.",
+         "max_zero_start first_tile_masked", (1, 1, 1, 150, 150, 16, 16), F32, "all_negative_logits",
+         mask=Window(20, 0, "top_left")),
     _row("offset-f32", "131072 on every q·k: softmax does not change.",
          "large_logits tf32", (2, 3, 3, 33, 65, 64, 64), F32, "huge_offset"),
     _row("offset-f16", "131072 on every q·k, beyond float16, inputs well within.",

@@ -22,6 +22,15 @@ def _tile(sizes: Sizes, dtype: str, family: str, flags: str, **features: Any) ->
     return _row(f"tile-{Lq}x{Lk}-{short}", why, flags, sizes, dtype, family, **features)
 
 
+def _tail(n: int, dtype: str) -> Case:
+    short = {F32: "f32", F16: "f16", BF16: "bf16"}[dtype]
+    why = f"{n} queries, and {n} keys more than a tile of 64."
+    return _row(f"tail-{n}-{short}", why, "last_tile tail_queries", (1, 1, 1, n, 64 + n, 16, 16), dtype, "peaked")
+
+
+_TAILS = (4, 6, *range(9, 15), *range(18, 24), *range(25, 31), 34, 35, 36, *range(38, 44), *range(46, 52), *range(54, 63))
+"""with these, plain cases have all lengths of a tail that a tile of 64 can leave, of queries and of keys"""
+
 CASES = (
     _row("small-1x2-f32", "The smallest choice: one query, two keys.",
          "one_length last_tile", (3, 5, 5, 1, 2, 16, 16), F32, "needle"),
@@ -62,4 +71,5 @@ CASES = (
          "dv_is_d", (2, 3, 3, 17, 31, 8, 80), F32, "one_hot_v"),
     _row("dv-one-f64", "Values of one number.",
          "dv_is_d float64_demoted", (2, 3, 3, 15, 33, 32, 1), F64, "peaked"),
+    *(_tail(n, (F32, F16, BF16)[i % 3]) for i, n in enumerate(_TAILS)),
 )  # fmt: skip

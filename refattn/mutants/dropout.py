@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..case import GRADIENTS, Case
 from ..streaming import Rules
-from .catalogue import mutant, wants
+from .catalogue import GRADS, Wrapped, changed, mutant, wants
 
 __all__: list[str] = []
 
@@ -79,3 +79,56 @@ class dropout_drawn_again(Rules):
 
     def kept_again(self, kept: Array) -> Array:
         return np.roll(kept, 1, axis=1)
+
+
+@mutant("dropout", "pytorch#124464 suno-ai/bark#662", _drops("out", *GRADIENTS), "dropout_ignored")
+class dropout_drops_nothing(Rules):
+    """No weight is dropped, though what is kept is made up for."""
+
+    def drop(self, p: Array, kept: Array | None) -> Array:
+        return p
+
+
+@mutant("dropout", "", _drops("out", *GRADIENTS), "dropout_ignored")
+class dropout_inverted(Rules):
+    """What should be kept is dropped, and the other way round."""
+
+    def drop(self, p: Array, kept: Array | None) -> Array:
+        return super().drop(p, None if kept is None else ~kept)
+
+
+@mutant("dropout", "apex#816", _drops("dq", "dk", "dbias", "dscale", "dsoftcap"), "dropout_backward")
+class dropout_not_made_up_in_dp(Rules):
+    """The gradient of the weights is multiplied by 1 - p, and not divided by it."""
+
+    def through_dropout(self, dp: Array, kept: Array, undropped: Array) -> Array:
+        return super().through_dropout(dp, kept, 1 / undropped if undropped else undropped)
+
+
+@mutant("dropout", "nikhilbarhate99/min-decision-transformer#2", _drops_some("out"), "dropout_on_out", shows="out")
+class dropout_of_out(Wrapped):
+    """Dropout falls on the output, not on the weights."""
+
+    def before(self, case: Case, given: Mapping[str, Any]) -> tuple[Case, Mapping[str, Any]]:
+        on_out = case.dropout is not None and not case.backward
+        return case, {**given, "keep": np.ones_like(given["keep"])} if on_out else given
+
+    def after(self, case: Case, given: Mapping[str, Any], y: dict[str, Array]) -> dict[str, Array]:
+        if case.dropout is None or case.backward or not case.Lk:
+            return y
+        keep = np.asarray(given["keep"])[..., np.arange(case.Dv) % case.Lk]
+        return changed(case, y, "out", lambda x: np.where(keep, x, 0))
+
+
+@mutant(
+    "dropout", "KernelBench#165", _drops("out", *GRADIENTS), "dropout_ignored", shows=f"call out {GRADS}",
+    semantic=False,
+)  # fmt: skip
+class dropout_claims_to_keep_all(Wrapped):
+    """No weight is dropped, and the mask that is returned says that none was."""
+
+    def before(self, case: Case, given: Mapping[str, Any]) -> tuple[Case, Mapping[str, Any]]:
+        return case, {**given, "keep": np.ones_like(given["keep"])} if "keep" in given else given
+
+    def after(self, case: Case, given: Mapping[str, Any], y: dict[str, Array]) -> dict[str, Array]:
+        return {**y, "keep": np.ones_like(given["keep"])} if "keep" in given else y

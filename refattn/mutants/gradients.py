@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ..case import Case
 from ..streaming import Rules
-from .catalogue import mutant, wants
+from .catalogue import TILES, mutant, wants
 
 __all__: list[str] = []
 
@@ -88,3 +89,129 @@ class dsoftcap_of_the_factor(Rules):
 
     def cap_share(self, dc: Array, in_caps: Array, slope: Array) -> Array:
         return dc * np.tanh(in_caps)
+
+
+@mutant("backward", "flash-attention#2402 flash-attention#1033", lambda case: case.softcap is not None and wants(
+        "dq", "dk", "dscale", "dsoftcap")(case), "softcap_slope")  # fmt: skip
+class softcap_slope_of_scores(Rules):
+    """The factor is 1 - (s / softcap)², without tanh."""
+
+    def slope(self, in_caps: Array) -> Array:
+        return np.asarray(1 - in_caps * in_caps)
+
+
+@mutant("backward", "triton:tutorials/06-fused-attention", lambda case: wants("dq")(case) and _scaled(case),
+        "grad_scale", shows="dq")  # fmt: skip
+class scale_missing_in_dq(Rules):
+    """dq lacks the factor scale."""
+
+    def scale_dq(self, dq: Array, scale: Array) -> Array:
+        return dq
+
+
+def _scaled(case: Case) -> bool:
+    return case.scale != 1 and (case.scale is not None or case.D > 1)
+
+
+@mutant("backward", "triton:tutorials/06-fused-attention", wants("dq"), "grad_scale", shows="dq")
+class dq_without_ln2(Rules):
+    """dq is that of base 2: it lacks the factor ln 2."""
+
+    def scale_dq(self, dq: Array, scale: Array) -> Array:
+        return super().scale_dq(dq, scale) * self.dtype.type(np.log2(np.e))
+
+
+@mutant("backward", "triton:tutorials/06-fused-attention", lambda case: wants("dk")(case) and _scaled(case),
+        "grad_scale", shows="dk")  # fmt: skip
+class scale_twice_in_dk(Rules):
+    """dk has the factor scale twice: q was scaled already."""
+
+    def scale_dk(self, dk: Array, scale: Array) -> Array:
+        return super().scale_dk(dk, scale) * scale
+
+
+@mutant("backward", "cudnn-frontend#384", lambda case: case.Lq > 1 and wants(
+        "dq", "dk", "dbias", "dsinks", "dscale", "dsoftcap")(case), "delta_missing")  # fmt: skip
+class delta_of_next_row(Rules):
+    """Each row has the delta of the next."""
+
+    def delta(self, out: Array, dout: Array) -> Array:
+        return np.roll(super().delta(out, dout), -1)
+
+
+@mutant("backward", "cudnn-frontend#384", wants("dq", "dk", "dbias", "dsinks", "dscale", "dsoftcap"), "delta_missing")
+class delta_added(Rules):
+    """delta is added, and not subtracted."""
+
+    def delta(self, out: Array, dout: Array) -> Array:
+        return -super().delta(out, dout)
+
+
+@mutant("backward", "hpc-ops#6", lambda case: case.B * case.H > 1 and case.backward, "lse_head",
+        shows="dq dk dv dbias dsinks dscale dsoftcap")  # fmt: skip
+class lse_of_head_before(Rules):
+    """The backward takes the weights of a head from the lse of the head before."""
+
+    before: tuple[Array, Array] | None = None
+
+    def from_forward(self, shift: Array, factor: Array) -> tuple[Array, Array]:
+        found, self.before = self.before or (shift, factor), (shift, factor)
+        return found
+
+
+@mutant("backward", "flash-attention#359 PaddlePaddle/flash-attention#134", lambda case: case.Lk > TILES.tile_k
+        and wants("dq")(case), "grad_16_bit", shows="dq")  # fmt: skip
+class dq_of_last_tile(Rules):
+    """dq of a tile of keys is written over that of the tiles before, and not added."""
+
+    def add_up(self, name: str, so_far: Array, part: Array) -> Array:
+        return part if name == "dq" else super().add_up(name, so_far, part)
+
+
+@mutant("backward", "flash-attention#359 rocm:triton#953", lambda case: case.Lq > TILES.tile_q
+        and wants("dk", "dv")(case), "tail_backward", shows="dk dv")  # fmt: skip
+class dkdv_of_last_tile(Rules):
+    """dk and dv of a tile of queries are written over those of the tiles before, and not added."""
+
+    def add_up(self, name: str, so_far: Array, part: Array) -> Array:
+        return part if name in ("dk", "dv") else super().add_up(name, so_far, part)
+
+
+@mutant("backward", "jax#30593 flash-sparse#190", lambda case: "dbias" in case.want and _broadcasts(case),
+        "dbias_not_reduced", shows="dbias")  # fmt: skip
+class dbias_of_last(Rules):
+    """dbias is not summed over what the bias was broadcast over: it is that of the last tile."""
+
+    def add_up(self, name: str, so_far: Array, part: Array) -> Array:
+        return part if name == "dbias" else super().add_up(name, so_far, part)
+
+
+def _broadcasts(case: Case) -> bool:
+    """Whether an entry of the bias belongs to several tiles."""
+    tiles = case.B, case.H, -(-case.Lq // TILES.tile_q), -(-case.Lk // TILES.tile_k)
+    return any(n == 1 < several for n, several in zip(case.bias_shape, tiles, strict=True))
+
+
+@mutant("backward", "cudnn-frontend:dSink-tests", lambda case: "dsinks" in case.want and case.B > 1,
+        "dsinks_not_reduced", shows="dsinks")  # fmt: skip
+class dsinks_of_last_entry(Rules):
+    """dsinks is not summed over the batch: it is that of the last entry."""
+
+    def add_up(self, name: str, so_far: Array, part: Array) -> Array:
+        return part if name == "dsinks" else super().add_up(name, so_far, part)
+
+
+@mutant("backward", "", wants("dv"), "group_not_summed", shows="dv")
+class dv_negative(Rules):
+    """dv has the other sign."""
+
+    def add_up(self, name: str, so_far: Array, part: Array) -> Array:
+        return super().add_up(name, so_far, -part if name == "dv" else part)
+
+
+@mutant("backward", "", wants("dq"), "grad_scale", shows="dq")
+class dq_zero(Rules):
+    """dq is 0."""
+
+    def scale_dq(self, dq: Array, scale: Array) -> Array:
+        return np.zeros_like(dq)

@@ -205,7 +205,7 @@ class window_decode_from_0(Rules):
 
     def geometry(self, mask: Any) -> Any:
         def change(m: Mask) -> Mask:
-            return _aligned("top_left")(m) if isinstance(m, Window) else m  # type: ignore[no-any-return]
+            return _aligned("top_left")(m) if isinstance(m, Window) else m
 
         return rewritten(mask, change) if isinstance(mask, Visibility) and mask.Lq == 1 else mask
 

@@ -1,26 +1,19 @@
-"""Wrong scores: heads, scale, softcap, score_mod, and what is returned of them."""
+"""Wrong scores: scale, softcap, score_mod, and what is returned of them."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 
 from ..case import Case
 from ..streaming import Logits, Rules
-from .catalogue import hides, mutant, wants
+from .catalogue import always, hides, mutant, wants
 
 __all__: list[str] = []
 
 Array = np.ndarray[Any, Any]
-
-
-@mutant("heads", "onnx#7274 jax-js#180 quant.cpp#61", lambda case: 1 < case.Hkv < case.H)
-class gqa_tiled(Rules):
-    """Key heads are tiled, 0 1 0 1, where they should be repeated, 0 0 1 1."""
-
-    def key_head(self, h: int, H: int, Hkv: int) -> int:
-        return h % Hkv
 
 
 @mutant(
@@ -32,6 +25,63 @@ class scale_from_padded_D(Rules):
 
     def default_scale(self, D: int) -> float:
         return super().default_scale(-(-D // 32) * 32)
+
+
+@mutant(
+    "scale", "Megatron-LM#1429",
+    lambda case: case.scale is None and case.D != case.Dv and case.Dv > 0 and (case.D > 0), "scale_from_d",
+)  # fmt: skip
+class scale_from_Dv(Rules):
+    """The default scale comes from the size of the values."""
+
+    def read(self, case: Case) -> Case:
+        ours = case.scale is None and case.Dv > 0 and case.D > 0
+        return dataclasses.replace(case, scale=case.Dv**-0.5) if ours else case
+
+
+@mutant(
+    "scale", "attorch#14 metax-vllm#113",
+    lambda case: case.scale is not None and case.scale != (case.D**-0.5 if case.D else 1.0), "scale_hard_coded",
+)  # fmt: skip
+class scale_ignored(Rules):
+    """The scale is D**-0.5, whatever is passed."""
+
+    def read(self, case: Case) -> Case:
+        return dataclasses.replace(case, scale=None)
+
+
+@mutant("scale", "onnxruntime:MultiHeadAttention", lambda case: case.scale == 0, "scale_zero")
+class scale_0_is_default(Rules):
+    """A scale of 0 is taken for the default."""
+
+    def read(self, case: Case) -> Case:
+        return dataclasses.replace(case, scale=case.scale or None)
+
+
+@mutant("scale", "onnx:reference-implementation-of-Attention-23", always, "scale_negative",
+        equal="where scale > 0, up to a rounding")  # fmt: skip
+class scale_by_square_roots(Rules):
+    """q and k are each multiplied by sqrt(scale), which is NaN where scale is negative."""
+
+    def products(self, q: Array, k: Array, scale: float) -> Array:
+        root = np.sqrt(self.dtype.type(scale))
+        return super().products(q * root, k * root, 1.0)
+
+
+@mutant("scale", "", lambda case: case.scale != 0, "scale_hard_coded", equal="in 16 bits within the bound")
+class scale_off_by_a_thousandth(Rules):
+    """The scale is 0.1 % too large."""
+
+    def products(self, q: Array, k: Array, scale: float) -> Array:
+        return super().products(q, k, scale * 1.001)
+
+
+@mutant("scale", "sgl-kernel-xpu#491", lambda case: case.softcap is not None)
+class softcap_dropped(Rules):
+    """Softcap is accepted and not applied."""
+
+    def capped(self, s: Array, softcap: float | None) -> tuple[Array, Array | None]:
+        return s, None
 
 
 @mutant(
@@ -60,6 +110,24 @@ class softcap_after_bias(Rules):
         if softcap is None or bias is None:
             return super().logits(s, softcap, bias, visible, modify)
         return super().logits(s + bias, softcap, None, visible, modify)
+
+
+@mutant("scale", "", lambda case: case.softcap is not None, "softcap_dropped")
+class softcap_not_multiplied_back(Rules):
+    """Softcap is tanh(s / softcap), without the factor softcap."""
+
+    def capped(self, s: Array, softcap: float | None) -> tuple[Array, Array | None]:
+        capped, in_caps = super().capped(s, softcap)
+        return (capped if in_caps is None else np.tanh(in_caps)), in_caps
+
+
+@mutant("scale", "", lambda case: case.softcap is not None, "softcap_dropped")
+class softcap_clips(Rules):
+    """Scores are clipped at softcap, and not bent."""
+
+    def capped(self, s: Array, softcap: float | None) -> tuple[Array, Array | None]:
+        _, in_caps = super().capped(s, softcap)
+        return (s if softcap is None else np.clip(s, -softcap, softcap)), in_caps
 
 
 # score_mod: of its slopes only that of "relative" and "distance" is 1
@@ -97,6 +165,16 @@ class mod_after_bias(Rules):
         if modify is None or bias is None:
             return super().logits(s, softcap, bias, visible, modify)
         return super().logits(s, softcap, None, visible, lambda capped: modify(capped + bias))
+
+
+@mutant("score_mod", "torch-xpu-ops#1444", lambda case: case.score_mod is not None)
+class score_mod_ignored(Rules):
+    """The modifier of the scores is accepted and not applied."""
+
+    def logits(
+        self, s: Array, softcap: float | None, bias: Array | None, visible: Array | None, modify: Any = None
+    ) -> Logits:
+        return super().logits(s, softcap, bias, visible)
 
 
 @mutant(

@@ -1,4 +1,4 @@
-"""A wrong softmax: tails, the running maximum and sum, sinks, lse, precision."""
+"""A wrong softmax: the running maximum, sum and output, from tile to tile."""
 
 from __future__ import annotations
 
@@ -6,32 +6,22 @@ from typing import Any
 
 import numpy as np
 
+from .. import online
+from ..case import Case
 from ..online import State
 from ..streaming import Logits, Rules
-from .catalogue import TILES, always, mutant, wants
+from .catalogue import GRADS, TILES, always, hides, mutant
 
 __all__: list[str] = []
 
 Array = np.ndarray[Any, Any]
 
 
-@mutant("tails", "pytorch#169222 NNkernels.jl#16", lambda case: case.Lk % TILES.tile_k != 0, "tail_scored")
-class tail_keys_scored(Rules):
-    """The last tile is filled up with keys and values of zero, which are not masked."""
-
-    def update(
-        self, state: State, t: Array, v: Array, visible: Array | None, kept: Array | None = None
-    ) -> State:  # fmt: skip
-        extra = -t.shape[1] % self.schedule.tile_k
-        t, v = np.pad(t, ((0, 0), (0, extra))), np.pad(v, ((0, extra), (0, 0)))
-        if visible is not None:
-            visible = np.pad(visible, ((0, 0), (0, extra)), constant_values=True)
-        if kept is not None:
-            kept = np.pad(kept, ((0, 0), (0, extra)), constant_values=True)
-        return super().update(state, t, v, visible, kept)
+def _many_tiles(case: Case) -> bool:
+    return case.Lk > TILES.tile_k
 
 
-@mutant("online", "CUDATutorial#69 flash-attention#2082", lambda case: case.Lk > TILES.tile_k)
+@mutant("online", "CUDATutorial#69 flash-attention#2082", _many_tiles)
 class missing_rescale(Rules):
     """The output so far is not multiplied by exp(m_old - m_new) when the maximum grows."""
 
@@ -40,6 +30,41 @@ class missing_rescale(Rules):
     ) -> State:  # fmt: skip
         after = super().update(state._replace(o=np.zeros_like(state.o)), t, v, visible, kept)
         return after._replace(o=after.o + state.o)
+
+
+@mutant("online", "CUDATutorial#69", _many_tiles, "missing_rescale")
+class sum_not_rescaled(Rules):
+    """The row sum so far is not multiplied by exp(m_old - m_new) when the maximum grows."""
+
+    def update(
+        self, state: State, t: Array, v: Array, visible: Array | None, kept: Array | None = None
+    ) -> State:  # fmt: skip
+        after = super().update(state._replace(l=np.zeros_like(state.l)), t, v, visible, kept)
+        return after._replace(l=after.l + state.l)
+
+
+@mutant("online", "CUDATutorial#69", _many_tiles, "missing_rescale")
+class rescale_squared(Rules):
+    """The output so far is multiplied by exp(m_old - m_new) twice."""
+
+    def update(
+        self, state: State, t: Array, v: Array, visible: Array | None, kept: Array | None = None
+    ) -> State:  # fmt: skip
+        m = np.maximum(state.m, t.max(-1, initial=-np.inf))
+        keep = self.exp(state.m, online.shift_of(m))
+        return super().update(state._replace(o=state.o * keep[:, None]), t, v, visible, kept)
+
+
+@mutant("online", "llama.cpp#13991", _many_tiles, "rescale_underflow")
+class small_growth_not_rescaled(Rules):
+    """Nothing is rescaled where the maximum grows by less than 8, though the new maximum is used."""
+
+    def update(
+        self, state: State, t: Array, v: Array, visible: Array | None, kept: Array | None = None
+    ) -> State:  # fmt: skip
+        m = np.maximum(state.m, t.max(-1, initial=-np.inf))
+        small = (m > state.m) & (m < state.m + 8)
+        return super().update(state._replace(m=np.where(small, m, state.m)), t, v, visible, kept)
 
 
 @mutant("online", "flash-attention#2082 flash-attention#2083 flash-attention#2174", always, "max_zero_start")
@@ -51,20 +76,66 @@ class max_starts_at_zero(Rules):
         return state._replace(m=np.zeros_like(state.m))
 
 
-@mutant("online", "flashinfer#2113 flashinfer#4485 sglang#35045 pytorch#181645", wants("lse"))
-class lse_base_2(Rules):
-    """lse is left as log2 of the sum."""
+@mutant("online", "flash-attention#2082", always, "max_zero_start")
+class max_starts_at_minus_10000(Rules):
+    """The running maximum starts at -10000."""
 
-    def lse(self, lse: Array) -> Array:
-        return lse * self.dtype.type(np.log2(np.e))
+    def start(self, rows: int, Dv: int) -> State:
+        state = super().start(rows, Dv)
+        return state._replace(m=np.full_like(state.m, -1e4))
 
 
-@mutant("online", "kekzl/imp#1303 kekzl/imp#1345 vllm-metal#550", lambda case: case.sinks is not None)
-class sinks_dropped(Rules):
-    """The sink does not join the denominator."""
+@mutant(
+    "online", "flash-attention#2082", always, "max_zero_start",
+    equal="where any visible logit is above -1e9: the running maximum is that of the logits then",
+)  # fmt: skip
+class max_starts_at_minus_1e9(Rules):
+    """The running maximum starts at -1e9."""
 
-    def sink(self, sinks: Array, h: int) -> Array | None:
-        return None
+    def start(self, rows: int, Dv: int) -> State:
+        state = super().start(rows, Dv)
+        return state._replace(m=np.full_like(state.m, -1e9))
+
+
+@mutant("online", "tinygrad#4985 MIGraphX#2556", always, "large_logits")
+class max_not_subtracted(Rules):
+    """exp is taken of the logits as they are: it overflows."""
+
+    def update(
+        self, state: State, t: Array, v: Array, visible: Array | None, kept: Array | None = None
+    ) -> State:  # fmt: skip
+        after = online.update(state, t + 0, v, lambda x, shift: self.exp(x, 0 * shift), lambda p, v: self.weigh(
+            p, v, visible, kept))  # fmt: skip
+        return after._replace(m=np.where(np.isneginf(after.m), after.m, 0))
+
+
+@mutant("online", "flash-attention#2082", hides, "max_before_mask")
+class max_over_hidden_keys(Rules):
+    """The maximum is taken over hidden keys too: where those are far above, all else underflows."""
+
+    peak: Array | None = None
+
+    def hide(self, s: Array, visible: Array | None) -> Array:
+        self.peak = s.max(-1, initial=-np.inf)
+        return super().hide(s, visible)
+
+    def update(
+        self, state: State, t: Array, v: Array, visible: Array | None, kept: Array | None = None
+    ) -> State:  # fmt: skip
+        m = state.m if self.peak is None else np.maximum(state.m, np.where(np.isfinite(self.peak), self.peak, -np.inf))
+        sees = np.isfinite(t).any(-1) | np.isfinite(state.m)
+        shift = online.shift_of(m)
+        moved = State(m, state.l * self.exp(state.m, shift), state.o * self.exp(state.m, shift)[:, None])
+        after = super().update(moved, t, v, visible, kept)
+        return after._replace(m=np.where(sees, after.m, state.m))
+
+
+@mutant("online", "triton:tutorials/06-fused-attention", always, "grad_scale")
+class exp2_for_exp(Rules):
+    """exp2 is taken of logits that were not multiplied by log2(e)."""
+
+    def exp(self, x: Array, shift: Array) -> Array:
+        return np.asarray(np.exp2((x - shift).astype(np.float64)).astype(self.dtype))
 
 
 @mutant("online", "KernelBench#165 Xilinx/mlir-air#1427", always)
@@ -77,12 +148,17 @@ class mean_of_v(Rules):
         return super().logits(np.zeros_like(s), softcap, bias, visible, modify)
 
 
-@mutant("precision", "llama.cpp#17610 llama.cpp#13975", always, "accumulator_16_bit")
-class bf16_accumulator(Rules):
-    """The running output is kept in bfloat16 between tiles."""
+@mutant("online", "", always, "mean_of_v")
+class weights_unsummed(Rules):
+    """The output is not divided by the row sum."""
 
-    def update(
-        self, state: State, t: Array, v: Array, visible: Array | None, kept: Array | None = None
-    ) -> State:  # fmt: skip
-        after = super().update(state, t, v, visible, kept)
-        return after._replace(o=self.round(after.o, "bfloat16"))
+    def finish(self, state: State) -> tuple[Array, Array]:
+        return state.o, super().finish(state)[1]
+
+
+@mutant("online", "", always, "polarity", shows=f"out lse {GRADS}")
+class softmin(Rules):
+    """Scores have the other sign."""
+
+    def products(self, q: Array, k: Array, scale: float) -> Array:
+        return super().products(-q, k, scale)

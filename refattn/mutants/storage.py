@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..case import Case, Packed, Paged, Shared, Strided
+from ..case import Cache, Case, Dense, Packed, Paged, Shared, Strided
+from ..masks import Causal, Padding, Window
 from ..streaming import Rules
-from .catalogue import mutant, wants
+from .catalogue import Kernel, mutant, wants
 
 __all__: list[str] = []
 
@@ -110,4 +111,137 @@ class offsets_of_32_bits(Rules):
                 step = max(case.storage.row, x.shape[3])
                 rows = x.reshape(-1, x.shape[3])
                 dense[name] = rows[np.arange(len(rows)) * step % 2**31 // step].reshape(x.shape)
+        return dense
+
+
+# packed sequences
+
+
+def _as_one(case: Case) -> bool:
+    """Whether a packed case can be computed as if it were one sequence."""
+    simple = case.mask is None or isinstance(case.mask, (Causal, Window))
+    plain = case.bias is case.dropout is case.rotary is case.quant is None
+    return isinstance(case.storage, Packed) and case.B > 1 and simple and plain
+
+
+@mutant("packed", "NeMo-RL#2105", _as_one, "packed_leak")
+class packed_as_one_sequence(Kernel):
+    """cu_seqlens is lost: all packed tokens are of one sequence."""
+
+    def __call__(self, case: Case, given: Mapping[str, Any]) -> dict[str, Array]:
+        if not _as_one(case):
+            return super().__call__(case, given)
+        tokens = {n: given[n].swapaxes(0, 1)[None] for n in ("q", "k", "v", "dout") if n in given}
+        tokens |= {"dlse": given["dlse"][None]} if "dlse" in given else {}
+        lengths = {"Lq": tokens["q"].shape[2], "Lk": tokens["k"].shape[2], "q_lens": None, "k_lens": None}
+        one = dataclasses.replace(case, B=1, storage=Dense(), **lengths)
+        y = super().__call__(one, {**given, **tokens})
+        return {n: x[0].swapaxes(0, 1) if x.ndim == 4 else x[0] if n == "lse" else x for n, x in y.items()}
+
+
+@mutant(
+    "packed", "flash-attention#2324 TransformerEngine#3333",
+    lambda case: isinstance(case.storage, Packed) and case.storage.gap > 0 and case.B > 1, "packed_gap",
+)  # fmt: skip
+class gaps_not_counted(Rules):
+    """The keys of packed sequences are looked for as if there were no gaps between them."""
+
+    def take(self, case: Case, given: Mapping[str, Array]) -> dict[str, Array]:
+        dense = super().take(case, given)
+        if not isinstance(case.storage, Packed) or not case.storage.gap:
+            return dense
+        starts = np.concatenate([[0], np.cumsum(case.lengths[1])[:-1]]).astype(int)
+        at = np.minimum(starts[:, None] + np.arange(case.Lk), len(given["k"]) - 1)
+        return dense | {name: given[name][at].swapaxes(1, 2) for name in "kv"}
+
+
+# pages
+
+
+@mutant(
+    "paged", "flashinfer#4347 ROCm/aiter#200",
+    lambda case: isinstance(case.storage, Paged) and case.storage.page_size != 16 and case.Lk > 0, "page_size",
+)  # fmt: skip
+class pages_of_16(Rules):
+    """Pages are taken to hold 16 tokens, whatever their size."""
+
+    def take(self, case: Case, given: Mapping[str, Array]) -> dict[str, Array]:
+        dense = super().take(case, given)
+        if not isinstance(case.storage, Paged) or not len(given["k"]):
+            return dense
+        table, j = given["block_table"], np.arange(case.Lk)
+        page = np.maximum(table[:, np.minimum(j // 16, table.shape[1] - 1)], 0)
+        slot = j % 16 % case.storage.page_size
+        return dense | {name: given[name][page, slot].swapaxes(1, 2) for name in "kv"}
+
+
+@mutant("paged", "vllm#5412 flash-attention#2303 flash-attention#2550", lambda case: isinstance(case.storage, Paged)
+        and any(n % case.storage.page_size for n in case.lengths[1]), "page_table_end")  # fmt: skip
+class last_page_dropped(Rules):
+    """The last page is not attended to unless it is full."""
+
+    def read(self, case: Case) -> Case:
+        if not isinstance(case.storage, Paged):
+            return case
+        size = case.storage.page_size
+        whole = Padding(tuple(n // size * size for n in case.lengths[1]))
+        return dataclasses.replace(case, mask=whole if case.mask is None else case.mask & whole)
+
+
+# caches
+
+
+def _appends(case: Case) -> bool:
+    return isinstance(case.storage, Cache) and case.Lq > 0 and case.B > 0
+
+
+@mutant("cache", "onnxruntime#27791", lambda case: _appends(case) and any(n > case.Lq for n in case.lengths[1]),
+        "cache_chunk")  # fmt: skip
+class past_ignored(Rules):
+    """Only the new tokens are attended to, and not those of the cache."""
+
+    def read(self, case: Case) -> Case:
+        if not isinstance(case.storage, Cache):
+            return case
+        past = ~Padding(tuple(n - case.Lq for n in case.lengths[1]))
+        return dataclasses.replace(case, mask=past if case.mask is None else case.mask & past)
+
+
+@mutant("cache", "flash-attention#772", lambda case: _appends(case) and case.B > 1, "cache_slot")
+class cache_of_entry_before(Rules):
+    """New tokens are appended to the cache of the entry before, at this one's length."""
+
+    def take(self, case: Case, given: Mapping[str, Array]) -> dict[str, Array]:
+        dense = super().take(case, given)
+        for name in "kv" if isinstance(case.storage, Cache) else "":
+            for b, n in enumerate(case.lengths[1]):
+                dense[name][b, :, n - case.Lq : n] = given[name][(b + 1) % case.B]
+        return dense
+
+
+@mutant("cache", "flash-attention#638 flash-attention#772", lambda case: _appends(case) and any(
+        n > case.Lq for n in case.lengths[1]), "cache_slot")  # fmt: skip
+class cache_slot_early(Rules):
+    """New tokens are appended one slot too early: over the last one of the cache."""
+
+    def take(self, case: Case, given: Mapping[str, Array]) -> dict[str, Array]:
+        dense = super().take(case, given)
+        for name in "kv" if isinstance(case.storage, Cache) else "":
+            for b, n in enumerate(case.lengths[1]):
+                if n > case.Lq:
+                    dense[name][b, :, n - case.Lq - 1 : n - 1] = given[name][b]
+        return dense
+
+
+@mutant("shared", "ik_llama.cpp#2031", lambda case: isinstance(case.storage, Shared) and case.Dv < case.D
+        and case.Lk > 1 and wants("out")(case), "latent_rows")  # fmt: skip
+class v_rows_stepped_by_Dv(Rules):
+    """Rows of v, a part of k, are stepped by Dv elements, and not by D."""
+
+    def take(self, case: Case, given: Mapping[str, Array]) -> dict[str, Array]:
+        dense = super().take(case, given)
+        if isinstance(case.storage, Shared):
+            k = np.ascontiguousarray(dense["k"])
+            flat = k.reshape(*k.shape[:2], -1)
+            dense["v"] = flat[..., : case.Lk * case.Dv].reshape(*k.shape[:3], case.Dv)
         return dense

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..case import Case, Packed
+from ..memory import take_answer
 from ..online import State
 from ..streaming import Rules
 from .catalogue import GRADS, TILES, Wrapped, changed, mutant, wants
@@ -134,10 +135,10 @@ class tail_overflows_backward(Wrapped):
     def after(self, case: Case, given: Mapping[str, Any], y: dict[str, Array]) -> dict[str, Array]:
         if not wants("dq")(case) or not _tail(case):
             return y
-        forward = replace(case, want=frozenset({"lse"}))
-        lse = changed(case, super().__call__(forward, given), "lse", lambda x: x)
-        low = np.exp(-lse["lse"].astype(np.float32), dtype=np.float32)
-        return changed(case, y, "dq", lambda x: np.where(np.isposinf(low)[..., None], np.nan, x))
+        lse = take_answer(case, "lse", self(replace(case, want=frozenset({"lse"})), given)["lse"])
+        with np.errstate(over="ignore"):
+            far = np.isposinf(np.exp(-lse.astype(np.float32))) & np.isfinite(lse)
+        return changed(case, y, "dq", lambda x: np.where(far[..., None], np.nan, x))
 
 
 # rows
@@ -164,7 +165,7 @@ class last_rows_unwritten(Wrapped):
     "packed_gap", shows="dk dv", semantic=False,
 )  # fmt: skip
 class unused_gradients_unwritten(Wrapped):
-    """Gradients beyond k_lens are not written, and hold NaN; a length of 0 counts as 1."""
+    """Gradients beyond k_lens are not written, and hold NaN."""
 
     def after(self, case: Case, given: Mapping[str, Any], y: dict[str, Array]) -> dict[str, Array]:
         beyond = np.arange(case.Lk) >= np.array(case.lengths[1])[:, None]
@@ -198,5 +199,5 @@ class first_tile_alone(Rules):
     ) -> State:  # fmt: skip
         after = super().update(state, t, v, visible, kept)
         fresh = state.l == 0
-        pick = (np.where(fresh, new, old) for new, old in ((after.m, state.m), (after.l, state.l)))
-        return State(*pick, np.where(fresh[:, None], after.o, state.o))
+        m, sums = np.where(fresh, after.m, state.m), np.where(fresh, after.l, state.l)
+        return State(m, sums, np.where(fresh[:, None], after.o, state.o))

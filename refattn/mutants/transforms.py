@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..case import Cache, Case
+from ..dtypes import round_to
 from ..quantise import BLOCK, Kind
 from ..rotary import Rotary
 from ..streaming import Rules
@@ -55,6 +56,25 @@ class rotary_from_0(Rules):
 
     def query_positions(self, i: Array, lq: Array, lk: Array) -> Array:
         return i
+
+
+@mutant("rotary", "kekzl/imp#1325 candle#3520", _rotates(lambda case, rotary: case.Lk > 256), "rotary_far")
+class rotary_positions_in_bf16(Rules):
+    """The positions of queries have eight bits, as in bfloat16: from 256 on they are rounded."""
+
+    def query_positions(self, i: Array, lq: Array, lk: Array) -> Array:
+        at = super().query_positions(i, lq, lk)
+        rounded = round_to(at.astype(np.float64), "bfloat16").astype(at.dtype)
+        return np.minimum(rounded, np.maximum(lk - 1, 0))
+
+
+@mutant("rotary", "ComfyUI#15698", _rotates(lambda case, rotary: any(
+        lk - lq != case.Lk - case.Lq for lq, lk in zip(*case.lengths, strict=True))), "rotary_ragged")  # fmt: skip
+class rotary_from_padded_end(Rules):
+    """Queries are counted from the end of the longest sequence of the batch, and not of each."""
+
+    def query_positions(self, i: Array, lq: Array, lk: Array) -> Array:
+        return np.asarray(i + np.max(lk - lq, initial=0))
 
 
 @mutant(

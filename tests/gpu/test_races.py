@@ -240,66 +240,6 @@ def test_hazard(kernel: Any, schedule: Any) -> None:
     found(kernel, HAZARDS[kernel], schedule)
 
 
-# ---- blocks
-
-
-@cuda.jit
-def blocks_write_the_same(out, address, cured):
-    out[cuda.blockIdx.x if cured else 0] = 1
-
-
-@cuda.jit
-def block_reads_what_another_writes(out, address, cured):
-    b = cuda.blockIdx.x
-    out[b] = out[b] if cured else out[1 - b]
-
-
-@cuda.jit
-def block_stores_where_another_loads(out, address, cured):
-    b = cuda.blockIdx.x
-    simt.load("global", address + 64 * b, 16)
-    simt.store("global", address + (64 * b if cured else 64 * (1 - b) + 12), Z4)
-
-
-@cuda.jit
-def block_copies_what_another_stores(out, address, cured):
-    b = cuda.blockIdx.x
-    if b == 0:
-        simt.copy_async(simt.shared_base(), address, 16)
-    else:
-        simt.store("global", address + (16 if cured else 8), Z4)
-
-
-@cuda.jit
-def block_stores_16_bytes_and_another_loads_2(out, address, cured):
-    if cuda.blockIdx.x == 0:
-        simt.store("global", address, Z16)
-    else:
-        simt.load("global", address + (16 if cured else 14), 2)
-
-
-@cuda.jit
-def block_loads_16_bytes_and_another_stores_4(out, address, cured):
-    if cuda.blockIdx.x == 0:
-        simt.load("global", address, 16)
-    else:
-        simt.store("global", address + (16 if cured else 12), Z4)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        blocks_write_the_same, block_reads_what_another_writes, block_stores_where_another_loads,
-        block_copies_what_another_stores, block_stores_16_bytes_and_another_loads_2,
-        block_loads_16_bytes_and_another_stores_4,
-    ],
-    ids=lambda kernel: kernel.__name__,
-)  # fmt: skip
-def test_hazard_across_blocks(kernel: Any, schedule: Any) -> None:
-    found(kernel, "across blocks", schedule, grid=2, block=1)
-
-
 def test_both_sides_are_named() -> None:
     with pytest.raises(simt.Race) as caught:
         run(write_after_write, 0, "first")
@@ -324,21 +264,6 @@ def neighbours(out, address, cured):
 
 
 @cuda.jit
-def readers_of_one_input(out, address, cured):
-    i = cuda.grid(1)
-    out[512 + i] = out[0] + out[1 + i % 2] + simt.load("global", address + 16, 16).view(np.float32)[0]
-
-
-@cuda.jit
-def words_of_blocks(out, address, cured):
-    b = cuda.blockIdx.x
-    simt.store("global", address + 4 * b, Z4)
-    simt.load("global", address + 4 * b, 2)
-    simt.copy_async(simt.shared_base(), address + 16 + 16 * b, 6 + b)
-    simt.store("global", address + 16 + 16 * b + 8, Z4)
-
-
-@cuda.jit
 def own_cells(out, address, cured):
     s = cuda.shared.array(64, float32)
     t = cuda.threadIdx.x
@@ -357,6 +282,4 @@ def own_cells(out, address, cured):
 def test_no_false_alarm(schedule: Any) -> None:
     t = np.arange(64)
     assert (run(neighbours, 1, schedule)[:64] == 3 * t).all()
-    run(readers_of_one_input, 1, schedule, grid=2)
-    run(words_of_blocks, 1, schedule, grid=2, block=1)
     assert (run(own_cells, 1, schedule)[:64] == 9).all()

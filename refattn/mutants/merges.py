@@ -1,0 +1,208 @@
+"""Wrong sums of parts: splits that are merged, the sink, and the lse that is handed over."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .. import online
+from ..case import Case
+from ..online import State
+from ..streaming import Rules
+from .catalogue import GRADS, SPLITS, Wrapped, changed, mutant, wants
+
+__all__: list[str] = []
+
+Array = np.ndarray[Any, Any]
+
+
+def _split(case: Case) -> bool:
+    return case.Lk > SPLITS.tile_k
+
+
+# splits
+
+
+@mutant("merge", "ring-flash-attention#20", _split, "merge_plain", schedule=SPLITS)
+class merge_by_average(Rules):
+    """The outputs of two splits are averaged, whatever their sums."""
+
+    def merge(self, a: State, b: State) -> State:
+        both = super().merge(a, b)
+        some = np.stack([a.l > 0, b.l > 0]).sum(0)
+        halves = sum(np.where(x.l > 0, 1 / np.where(x.l > 0, x.l, 1), 0)[:, None] * x.o for x in (a, b))
+        return both._replace(o=halves / np.maximum(some, 1)[:, None] * both.l[:, None])
+
+
+@mutant("merge", "ring-flash-attention#20", _split, "merge_plain", schedule=SPLITS)
+class merge_without_weights(Rules):
+    """The sums and outputs of two splits are added as they are, each relative to its own maximum."""
+
+    def merge(self, a: State, b: State) -> State:
+        return State(np.maximum(a.m, b.m), a.l + b.l, a.o + b.o)
+
+
+@mutant("merge", "flashinfer#2113 sglang#35045 tokenspeed#571 FlashMLA#106", _split, "merge_plain", schedule=SPLITS)
+class merge_in_base_2(Rules):
+    """Splits whose maxima are natural are merged by powers of 2."""
+
+    def merge(self, a: State, b: State) -> State:
+        def exp2(x: Array, shift: Array) -> Array:
+            return np.asarray(np.exp2((x - shift).astype(np.float64)).astype(self.dtype))
+
+        return online.merge(a, b, exp2)
+
+
+@mutant("merge", "flash-attention#2388", _split, "merge_plain", schedule=SPLITS)
+class merge_exchanges_maxima(Rules):
+    """Each split is weighted by the other's maximum: it is read with the wrong stride."""
+
+    def merge(self, a: State, b: State) -> State:
+        return super().merge(a._replace(m=b.m), b._replace(m=a.m))
+
+
+@mutant("merge", "", _split, "merge_plain", schedule=SPLITS)
+class last_split_alone(Rules):
+    """Only the last split is returned."""
+
+    def merge(self, a: State, b: State) -> State:
+        return b
+
+
+@mutant("merge", "", _split, "lse_16_bit", schedule=SPLITS, semantic=False)
+class merge_of_16_bit_maxima(Rules):
+    """The maxima of splits are handed over in bfloat16."""
+
+    def merge(self, a: State, b: State) -> State:
+        return super().merge(a._replace(m=self.round(a.m, "bfloat16")), b._replace(m=self.round(b.m, "bfloat16")))
+
+
+@mutant("precision", "llama.cpp#17610", _split, "accumulator_16_bit", schedule=SPLITS, semantic=False)
+class bf16_merge(Rules):
+    """The output is rounded to bfloat16 at each merge of splits."""
+
+    def merge(self, a: State, b: State) -> State:
+        both = super().merge(a, b)
+        return both._replace(o=self.round(both.o, "bfloat16"))
+
+
+# the sink
+
+
+def _sinks(case: Case) -> bool:
+    return case.sinks is not None
+
+
+@mutant("merge", "kekzl/imp#1303 kekzl/imp#1345 vllm-metal#550", _sinks)
+class sinks_dropped(Rules):
+    """The sink does not join the denominator."""
+
+    def sink(self, sinks: Array, h: int) -> Array | None:
+        return None
+
+
+@mutant("merge", "kekzl/imp#1303", _sinks, "sinks_per_split", schedule=SPLITS)
+class sinks_per_split(Rules):
+    """The sink joins the denominator once in each split."""
+
+    def sink(self, sinks: Array, h: int) -> Array | None:
+        return np.asarray(sinks[h] + np.log(self.schedule.splits), self.dtype)
+
+
+@mutant("merge", "kekzl/imp#1303", _sinks, "sinks_per_split")
+class sinks_twice(Rules):
+    """The sink joins the denominator twice."""
+
+    def sink(self, sinks: Array, h: int) -> Array | None:
+        return np.asarray(sinks[h] + np.log(2.0), self.dtype)
+
+
+@mutant("merge", "vllm#9136 hpc-ops#6", lambda case: _sinks(case) and case.H > 1, "sinks_dropped")
+class sinks_of_next_head(Rules):
+    """Each head has the sink of the next."""
+
+    def sink(self, sinks: Array, h: int) -> Array | None:
+        return super().sink(sinks, (h + 1) % len(sinks))
+
+
+@mutant("merge", "kekzl/imp#1303", lambda case: _sinks(case) and wants("lse")(case), "sinks_in_lse", shows="lse")
+class sinks_not_in_lse(Wrapped):
+    """lse lacks the sink, though the output has it."""
+
+    def after(self, case: Case, given: Mapping[str, Any], y: dict[str, Array]) -> dict[str, Array]:
+        if case.sinks is None or "lse" not in y:
+            return y
+        return y | self(dataclasses.replace(case, sinks=None, want=frozenset({"lse"})), _without(given, "sinks"))
+
+
+def _without(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {n: x for n, x in given.items() if n != name}
+
+
+# lse
+
+
+@mutant("merge", "flashinfer#2113 flashinfer#4485 sglang#35045 pytorch#181645", wants("lse"), shows="lse")
+class lse_base_2(Rules):
+    """lse is left as log2 of the sum."""
+
+    def lse(self, lse: Array) -> Array:
+        return lse * self.dtype.type(np.log2(np.e))
+
+
+@mutant("merge", "FlashMLA#106", wants("lse"), "lse_scale", shows=f"lse {GRADS}")
+class lse_without_maximum(Rules):
+    """lse is log l: the maximum that was subtracted is not added again."""
+
+    def finish(self, state: State) -> tuple[Array, Array]:
+        out, _ = super().finish(state)
+        return out, np.log(state.l)
+
+
+@mutant(
+    "merge", "vllm-project/flash-attention#34 FlashMLA#106",
+    lambda case: wants("lse")(case) and case.scale != 1 and (case.scale is not None or case.D > 1), "lse_scale",
+    shows="lse",
+)  # fmt: skip
+class lse_of_unscaled_scores(Wrapped):
+    """lse is that of scores without the scale."""
+
+    def after(self, case: Case, given: Mapping[str, Any], y: dict[str, Array]) -> dict[str, Array]:
+        if "lse" not in y or case.scale == 1:
+            return y
+        return y | self(dataclasses.replace(case, scale=1.0, want=frozenset({"lse"})), given)
+
+
+@mutant("merge", "hpc-ops#6", lambda case: wants("lse")(case) and case.H > 1, "lse_head", shows="lse")
+class lse_of_first_head_of_group(Wrapped):
+    """lse of each head is that of the first of its group, or without groups of head 0."""
+
+    def after(self, case: Case, given: Mapping[str, Any], y: dict[str, Array]) -> dict[str, Array]:
+        group = case.H // case.Hkv if case.H != case.Hkv else case.H
+        return changed(case, y, "lse", lambda x: x[:, np.arange(case.H) // group * group]) if case.H else y
+
+
+@mutant(
+    "precision", "jax:nn.dot_product_attention", lambda case: wants("lse")(case) and case.dtype != "float64",
+    "lse_16_bit", shows="lse", semantic=False,
+)  # fmt: skip
+class lse_in_bf16(Rules):
+    """lse is rounded to bfloat16."""
+
+    def lse(self, lse: Array) -> Array:
+        return self.round(lse, "bfloat16")
+
+
+@mutant(
+    "precision", "jax:nn.dot_product_attention", lambda case: wants("lse")(case) and case.dtype in ("float16",
+    "bfloat16"), "lse_16_bit", shows="lse", semantic=False,
+)  # fmt: skip
+class lse_has_dtype_of_keys(Wrapped):
+    """lse is returned in the dtype of the keys."""
+
+    def after(self, case: Case, given: Mapping[str, Any], y: dict[str, Array]) -> dict[str, Array]:
+        narrow = case.dtype in ("float16", "bfloat16") and "lse" in y
+        return {**y, "lse": y["lse"].astype(y["out"].dtype if "out" in y else given["k"].dtype)} if narrow else y
