@@ -23,8 +23,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gpu.on_device import agreement, primitives, speed, versions  # noqa: E402
 
 
-
-
 class Record:
     """What was found so far; written anew after each row."""
 
@@ -59,7 +57,8 @@ class Record:
         """All rows as Markdown, one table for each section."""
         parts = []
         for section in dict.fromkeys(row["section"] for row in self.rows):
-            rows = [{k: v for k, v in row.items() if k not in ("section", "at")} for row in self.rows if row["section"] == section]
+            mine = [row for row in self.rows if row["section"] == section]
+            rows = [{k: v for k, v in row.items() if k not in ("section", "at")} for row in mine]
             columns = list(dict.fromkeys(k for row in rows for k in row))
             lines = [f"## {section}", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
             for row in rows:

@@ -6,7 +6,6 @@ written.  The executor raises on races, divergence, and reads that are out of bo
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from typing import Any
 
@@ -15,22 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-for _package in ("numba_cuda", "greenlet"):
-    if importlib.util.find_spec(_package) is None:
-        pytest.skip(f"{_package} is not installed: pip install -e .[gpu-dev]", allow_module_level=True)
-
-from gpu.target import SIMULATED
-
-if not SIMULATED:
-    pytest.skip("these tests run in the executor: NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'refattn[gpu-dev]'")
+pytest.importorskip("greenlet", reason="needs greenlet: pip install 'refattn[gpu-dev]'")
 
 from gpu.kernels import k4_backward as k4
 from gpu.kernels.spec import HEAD_SIZES, Spec
+from gpu.target import SIMULATED
 from refattn.case import BiasSpec, Case, Dense, Packed
 from refattn.inputs import make
 from refattn.masks import Causal, Window
 from tests.gpu_backward import GRADIENTS, Backward, grad, gradients
 from tests.gpu_forward import Tiles, check, with_slopes
+
+pytestmark = pytest.mark.skipif(not SIMULATED, reason="NUMBA_ENABLE_CUDASIM=0: these run in the executor")
 
 ONE, WIDE = Tiles(warps=1), Tiles(warps=1, row_tiles=2, keys=32)
 SLOPES = np.array([0.5, -0.25], np.float32)

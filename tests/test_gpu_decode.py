@@ -5,7 +5,6 @@ The executor raises on races, divergence, and reads that are out of bounds or un
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from typing import Any
 
@@ -14,21 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-for _package in ("numba_cuda", "greenlet"):
-    if importlib.util.find_spec(_package) is None:
-        pytest.skip(f"{_package} is not installed: pip install -e .[gpu-dev]", allow_module_level=True)
-
-from gpu.target import SIMULATED
-
-if not SIMULATED:
-    pytest.skip("these tests run in the executor: NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'refattn[gpu-dev]'")
+pytest.importorskip("greenlet", reason="needs greenlet: pip install 'refattn[gpu-dev]'")
 
 from gpu.kernels import k5_decode as k5
 from gpu.kernels.spec import HEAD_SIZES
+from gpu.target import SIMULATED
 from refattn.case import BiasSpec, Case, Dense, Packed
 from refattn.inputs import make
 from refattn.masks import Causal, Window
 from tests.gpu_forward import Call, Tiles, check, decode, small, with_slopes
+
+pytestmark = pytest.mark.skipif(not SIMULATED, reason="NUMBA_ENABLE_CUDASIM=0: these run in the executor")
 
 ONE = Tiles(warps=1)
 SLOPES = np.array([0.5, 0.25, 0.125, 0.0625], np.float32)

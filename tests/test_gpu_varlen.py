@@ -5,7 +5,6 @@ Packed inputs lie side by side, so that a row too far is read from the next sequ
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import numpy as np
@@ -13,22 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-for _package in ("numba_cuda", "greenlet"):
-    if importlib.util.find_spec(_package) is None:
-        pytest.skip(f"{_package} is not installed: pip install -e .[gpu-dev]", allow_module_level=True)
-
-from gpu.target import SIMULATED
-
-if not SIMULATED:
-    pytest.skip("these tests run in the executor: NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'refattn[gpu-dev]'")
+pytest.importorskip("greenlet", reason="needs greenlet: pip install 'refattn[gpu-dev]'")
 
 from gpu import simt
 from gpu.kernels import k6_varlen as k6
 from gpu.kernels.places import packed_tile
+from gpu.target import SIMULATED
 from refattn.case import BiasSpec, Case, Packed
 from refattn.inputs import make
 from refattn.masks import Causal, Window
 from tests.gpu_forward import Call, Tiles, check, small, varlen, with_slopes
+
+pytestmark = pytest.mark.skipif(not SIMULATED, reason="NUMBA_ENABLE_CUDASIM=0: these run in the executor")
 
 ONE = Tiles(warps=1)
 SLOPES = np.array([0.5, 0.25], np.float32)

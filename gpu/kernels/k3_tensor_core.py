@@ -40,7 +40,7 @@ def shared_bytes(spec: Spec) -> int:
     return queries + 2 * spec.keys * (row_bytes(spec.D) + row_bytes(spec.Dv))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def forward(spec: Spec) -> Any:
     """The kernel: (q, k, v, out, lse, shape, band, lengths, scores, bias), see `gpu.kernels.arguments`."""
     ROWS_, KEYS, STRIPES, OWN_ROWS = spec.rows, spec.keys, spec.row_tiles, 16 * spec.row_tiles
@@ -166,7 +166,7 @@ def forward(spec: Spec) -> Any:
 
 
 def usual(dtype: str, D: int, Dv: int, **features: Any) -> Spec:
-    """The tile that suits a head size: no registers are spilled (gpu/sass.json), and two blocks fit a multiprocessor."""
+    """The tile that suits a head size: nothing is spilled (gpu/sass.json), and two blocks fit a multiprocessor."""
     size = max(D, Dv)
     tile: dict[str, Any] = {"row_tiles": 2 if size <= 128 else 1, "keys": 64 if size <= 64 else 32}
     return Spec(dtype, D, Dv, q_in_registers=size <= 64, **{**tile, **features})

@@ -87,7 +87,7 @@ def shared_bytes(spec: Spec) -> int:
     return rows * row_bytes(spec.D) + 8 * rows * spec.warps + spec.warps * _warp_bytes(spec)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def split(spec: Spec) -> Any:
     """The kernel of the parts; `spec.row_tiles` times 16 rows to a block, `spec.keys` keys to a warp at a time."""
     WARPS, STRIPES, KEYS, OWN_ROWS = spec.warps, spec.row_tiles, spec.keys, 16 * spec.row_tiles

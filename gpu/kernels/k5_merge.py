@@ -79,7 +79,7 @@ def merge_bytes(spec: Spec) -> int:
     return -(-(4 * MAX_SPLITS + 8 * (threads // 32)) // 16) * 16 + 16 * threads
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def merge(spec: Spec) -> Any:
     """The kernel that merges; of `spec` it takes dtype, Dv and vector."""
     THREADS = merge_threads(spec)

@@ -124,7 +124,8 @@ def backward() -> Iterator[dict[str, Any]]:
 
     import gpu
 
-    for D, N, causal in () if SIMULATED else ((64, 4096, True), (128, 4096, True), (128, 16384, True), (64, 4096, False)):
+    shapes = ((64, 4096, True), (128, 4096, True), (128, 16384, True), (64, 4096, False))
+    for D, N, causal in () if SIMULATED else shapes:
         B, H = max(1, TOKENS // N), WIDTH // D
         q, k, v = drawn(B, H, N, D, "bfloat16", grad=True)
         mask = Causal("bottom_right") if causal else None

@@ -15,7 +15,8 @@ from numba import cuda
 from .primitive import b32, collective, f32, primitive
 
 __all__ = [
-    "bits_of", "block_x", "divide", "ex2", "float_of", "lg2", "pack_bf16", "pack_f16", "shuffle_xor", "unpack_high_bf16",
+    "bits_of", "block_x", "divide", "ex2", "float_of", "lg2", "pack_bf16", "pack_f16", "shuffle_xor",
+    "unpack_high_bf16",
     "unpack_high_f16", "unpack_low_bf16", "unpack_low_f16",
 ]  # fmt: skip
 

@@ -70,7 +70,7 @@ def _product(dtype: Any, a: tuple[Array, ...], b: tuple[Array, ...], c: tuple[Ar
 
 
 def _places() -> tuple[Array, Array, Array, Array]:
-    """Where the elements of A, B and C are in their registers (register * 64 + lane * 2 + half; C: * 32 + lane), and D's in C."""
+    """Where elements of A and B (register * 64 + lane * 2 + half) and of C (register * 32 + lane) lie, and D's in C."""
     lanes, halves = np.arange(32), np.arange(2)
     g, t2 = lanes // 4, lanes % 4 * 2
     A, B, C = np.empty((16, 16), np.intp), np.empty((16, 8), np.intp), np.empty((16, 8), np.intp)

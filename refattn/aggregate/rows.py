@@ -109,50 +109,48 @@ class Rows:
 def groups(problem: Problem, got: Array, expected: Expected, precision: Precision) -> Iterator[Group]:
     """The key heads, each with the rows that read it; rows whose out was there before are left out."""
     view = View(problem, precision)
-    seen: set[str] = set()
-    for b, kv in np.ndindex(problem.case.B, problem.case.Hkv):
-        yield Group(view, b, kv, got, expected, precision, seen)
+    seen: set[float] = set()
+    found = [Group(view, b, kv, got, expected, precision, seen) for b, kv in np.ndindex(view.case.B, view.case.Hkv)]
+    yield from found if len(seen) >= FEWEST else ()
 
 
 class Group:
     """One key head."""
 
     def __init__(
-        self, view: View, b: int, kv: int, got: Array, expected: Expected, precision: Precision, seen: set[str]
+        self, view: View, b: int, kv: int, got: Array, expected: Expected, precision: Precision, seen: set[float]
     ) -> None:
         self.view, self.b, self.kv, self.precision = view, b, kv, precision
         self.got, self.expected = got, expected
         self.case: Case = view.case
+        self.c = Units(precision, self.case.Lk)
+        self.k = view.clean["k"][b, kv].astype(np.float32)
         v = view.clean["v"][b, kv]
         self.unit = float(np.abs(v).max(initial=0.0)) or 1.0  # in float32, values of any size must do
         self.v = (v / self.unit).astype(np.float32)
-        self.k = view.clean["k"][b, kv].astype(np.float32)
-        self.c = Units(precision, self.case.Lk)
         self.varied = np.zeros(self.case.Dv, dtype=bool)
         self.chosen = self._chosen(seen)
 
-    def _chosen(self, seen: set[str]) -> list[tuple[int, Array]]:
-        """Heads and rows."""
-        group, Lq = self.view.group, self.case.Lq
-        e = self.expected
+    def _chosen(self, seen: set[float]) -> list[tuple[int, Array]]:
+        """Heads and rows; the queries are marked as seen."""
+        group, Lq, e = self.view.group, self.case.Lq, self.expected
         heads = slice(self.kv * group, (self.kv + 1) * group)
-        value = e.value[self.b, heads].reshape(group * Lq, -1)
-        fine = np.isfinite(value).all(1) & ~e.ignored[self.b, heads].reshape(group * Lq, -1).any(1)
-        at = np.flatnonzero(fine)
+        value, ignored, q = (
+            x[self.b, heads].reshape(group * Lq, -1) for x in (e.value, e.ignored, self.view.clean["q"])
+        )
+        at = np.flatnonzero(np.isfinite(value).all(1) & ~ignored.any(1))
         at = at[np.unique(np.linspace(0, len(at) - 1, min(ROWS, len(at))).astype(int))] if len(at) else at
-        q = self.view.clean["q"][self.b, heads].reshape(group * Lq, -1)
-        mark = q[at] @ np.random.default_rng(0).standard_normal(q.shape[1])
-        fresh = []
-        for i, number in zip(at, mark, strict=True):
-            name = f"{number:.9e}"
-            if name not in seen:
-                seen.add(name)
-                fresh.append(int(i))
-        rows = np.array(fresh, dtype=int)
+        marks = (q[at] @ np.random.default_rng(0).standard_normal(q.shape[1])).astype(np.float32)
+        marks, first = np.unique(marks, return_index=True)
+        fresh = np.array([mark not in seen for mark in marks.tolist()], dtype=bool)
+        rows = np.sort(at[first[fresh]])
         if len(rows) < 2 or not self._rounded_apart(q[rows]):
             return []
         spread = value[rows].std(0)
         self.varied = spread > 4 * half_ulp(np.abs(value[rows]).mean(0) + spread, e.dtype)
+        if 2 * np.count_nonzero(self.varied) <= len(self.varied):
+            return []
+        seen.update(marks.tolist())
         return [(heads.start + g, rows[rows // Lq == g] % Lq) for g in range(group)]
 
     def _rounded_apart(self, q: Array) -> bool:
@@ -173,68 +171,79 @@ class Group:
         for h, rows in self.chosen:
             for first in range(0, len(rows), step):
                 part = self._rows(h, rows[first : first + step])
-                if len(part.z):
+                if part is not None:
                     yield part
 
-    def _rows(self, h: int, rows: Any) -> Rows:
-        view, case, c, b = self.view, self.case, self.c, self.b
+    def _rows(self, h: int, rows: Any) -> Rows | None:
+        view, case, c, b, dtype = self.view, self.case, self.c, self.b, self.expected.dtype
         s = (view.clean["q"][b, h][rows] * view.scale).astype(np.float32) @ self.k.T
         t = s
         if case.softcap is not None:
             tanh = np.tanh(s / np.float32(case.softcap))
             t, s = np.float32(case.softcap) * tanh, s * (1 - tanh * tanh)
-        _, bias = view.tiles(b, h)
-        added = bias(rows, EVERYTHING)
+        added = view.tiles(b, h)[1](rows, EVERYTHING)
         if added is not None:
             t = t + added.astype(np.float32)
-        hides = not (case.mask is case.q_lens is case.k_lens is None) or added is not None
-        if hides:
-            visible = view.visible(b, h, rows, EVERYTHING)
-            t = np.where(visible, t, HIDDEN)
-        sink = view.sink(h)
+        if added is not None or not (case.mask is case.q_lens is case.k_lens is None):
+            t = np.where(view.visible(b, h, rows, EVERYTHING), t, HIDDEN)
         m = t.max(1, keepdims=True)
-        alive = m[:, 0] > HIDDEN / 2
         x = t - m
         weight = np.exp(x)
         total = weight.sum(1, keepdims=True)
-        rest = 0.0 if sink is None else np.exp(np.float32(sink) - m)
-        p = weight / (total + rest)
-        kept = total / (total + rest)  # sum p
+        sink = view.sink(h)
+        whole = total if sink is None else total + np.exp(np.float32(sink) - m)
+        p, kept = weight / whole, total / whole
         px = p * x
         mean = px.sum(1, keepdims=True) / kept
-        spread = np.sqrt(np.maximum(np.einsum("ij,ij->i", px, x) / kept[:, 0] - mean[:, 0] ** 2, 0.0))
-        effective = kept[:, 0] ** 2 / np.einsum("ij,ij->i", p, p)
-        largest = np.abs(m[:, 0])
-        u_out = FORMATS[self.expected.dtype].u
-        rounding = max(c.u_weights, u_out)
-        good = alive & (spread >= max(32 * c.u_weights, 2.0**-5)) & (effective >= 16) & (largest < 2.0**13)
+        variance = np.einsum("ij,ij->i", px, x)[:, None] / kept - mean * mean
+        spread = np.sqrt(np.maximum(variance, 0))
+        effective = kept**2 / np.einsum("ij,ij->i", p, p)[:, None]
         lost = self._lost(weight, p)
-        good &= lost <= rounding / 16
-
+        good = (np.abs(m) < 2.0**13) & (spread >= max(32 * c.u_weights, 2.0**-5)) & (effective >= 16)
+        good &= lost <= max(c.u_weights, FORMATS[dtype].u) / 16
         value, e = (self._of(y, h, rows) / self.unit for y in (self.expected.value, self.got))
         e -= value
         deviation = self._of(self.expected.deviation, h, rows) / self.unit
-        half = half_ulp((np.abs(value) + deviation) * self.unit, self.expected.dtype) / self.unit
+        judged = self._judged(value, h, rows) & np.isfinite(e) & np.isfinite(deviation)
+        at = np.flatnonzero(good[:, 0] & (judged.mean(1) > 0.5))
+        if not len(at):
+            return None
+        if len(at) < len(good):
+            value, e, deviation, judged = value[at], e[at], deviation[at], judged[at]
+            p, px, s, t, m, kept, spread, lost = p[at], px[at], s[at], t[at], m[at], kept[at], spread[at], lost[at]
+        half = half_ulp((np.abs(value) + deviation) * self.unit, dtype) / self.unit
         variance = (SPREAD if c.u_weights else 1.0) * deviation**2 + half**2 / 3
-        judged = self._judged(value, h, rows) & np.isfinite(e) & np.isfinite(variance)
-        good &= judged.mean(1) > 0.5
-
-        own = s if case.softcap is not None or added is not None else t
-        direction = self._slope(p, px if own is t else None, own, m, value, kept)
-        exponent = direction if own is t else self._slope(p, px, t, m, value, kept)
-        per_s = np.where(judged, 1 / np.sqrt(np.where(judged, variance, 1.0)), 0.0)[good]
-        u = c.u
-        narrow = FORMATS[self.precision.inputs].bits <= 11  # tensor cores, which truncate
-        scale_slack = 8 * u + narrow * case.D * u / 16 + c.eps / spread + c.u_weights**2 + 2 * c.u_scores**2 * largest
-        scale_slack = scale_slack + 8 * lost / spread
-        size_slack = 8 * u + narrow * case.Lk * u / 16 + c.eps + c.u_weights**2 + u_out**2 + lost
-        z, size, scale, exponent, half = (
-            np.where(judged[good], y[good] * per_s, 0.0) for y in (e, value, direction, exponent, half)
-        )
+        per_s = np.where(judged, 1 / np.sqrt(np.where(judged, variance, 1.0)), 0.0)
+        exponent = self._slope(px, m, value, kept)
+        scale = exponent
+        if case.softcap is not None or added is not None:
+            s = np.where(t > HIDDEN / 2, s, 0)
+            at_most = s.max(1, keepdims=True)
+            scale = self._slope(p * (s - at_most), at_most, value, kept)
+        parts = (np.where(judged, x, 0.0) * per_s for x in (e, value, scale, exponent, half))
         return Rows(
-            z, size, scale, exponent, half, judged[good],
-            p if good.all() else p[good], self.v, per_s.astype(np.float32), scale_slack[good], size_slack[good],
+            *parts, judged, p, self.v, per_s.astype(np.float32),
+            self._scale_slack(m, spread, lost)[:, 0], self._size_slack(lost)[:, 0],
         )  # fmt: skip
+
+    def _scale_slack(self, m: Array, spread: Array, lost: Array) -> Array:
+        """How far the scale may be off for all rows alike.
+
+        8 u for the constants by which scores are multiplied; D u / 16 for tensor cores, which truncate (16 products
+        at a time); the error of exp, as far as it grows with x; u_P² and u_s² |t| of the second order; and what is
+        lost, which lies some units of x below the mean.
+        """
+        c = self.c
+        slack = 8 * c.u + self._truncates(self.case.D) + c.eps / spread + c.u_weights**2
+        return np.asarray(slack + 2 * c.u_scores**2 * np.abs(m) + 8 * lost / spread)
+
+    def _size_slack(self, lost: Array) -> Array:
+        """How far out may be too large or too small in all rows alike: the same of sums over keys."""
+        c, u_out = self.c, FORMATS[self.expected.dtype].u
+        return 8 * c.u + self._truncates(self.case.Lk) + c.eps + c.u_weights**2 + u_out**2 + lost
+
+    def _truncates(self, terms: int) -> float:
+        return terms * self.c.u / 16 if FORMATS[self.precision.inputs].bits <= 11 else 0.0
 
     def _of(self, x: Any, h: int, rows: Any) -> Array:
         return np.asarray(x[self.b, h][rows], dtype=np.float64)
@@ -248,16 +257,14 @@ class Group:
         )
 
     def _lost(self, weight: Array, p: Array) -> Array:
-        """(n,): the share of what a sum or the format of P may lose altogether."""
-        c, normalised = self.c, self.precision.weights_normalised
-        unit = p if normalised else weight
+        """(n, 1): the share of what a sum or the format of P may lose altogether."""
+        c = self.c
+        unit = p if self.precision.weights_normalised else weight
         if p.min(initial=1.0) >= c.u and unit.min(initial=1.0) >= c.weights_eta / 2:
-            return np.zeros(len(p))
-        return np.asarray(np.where((p < c.u) | (unit < c.weights_eta / 2), p, 0).sum(1))
+            return np.zeros((len(p), 1))
+        return np.asarray(np.where((p < c.u) | (unit < c.weights_eta / 2), p, 0).sum(1, keepdims=True))
 
-    def _slope(self, p: Array, px: Array | None, t: Array, m: Array, value: Array, kept: Array) -> Array:
-        """sum_j p_j t_j (v_j - out), the derivative of out if all t grow in proportion; (n, Dv)."""
-        if px is None:
-            m = np.where(p > 0, t, -np.inf).max(1, keepdims=True)
-            px = p * np.where(p > 0, t - m, 0)
-        return np.asarray(px @ self.v - px.sum(1, keepdims=True) * value + m * (1 - kept) * value, dtype=np.float64)
+    def _slope(self, px: Array, m: Array, value: Array, kept: Array) -> Array:
+        """sum_j p_j t_j (v_j - out), t = x + m: the derivative of out if all t grow in proportion; (n, Dv)."""
+        found = px @ self.v - px.sum(1, keepdims=True) * value + m * (1 - kept) * value
+        return np.asarray(found, dtype=np.float64)

@@ -22,7 +22,7 @@ def _bias(case: Case) -> bool:
     return case.bias is not None
 
 
-@mutant("bias", "onnxruntime#26766", _bias)
+@mutant("bias", "onnxruntime#26766", _bias, caught="lse-alone-f16")
 class bias_dropped(Rules):
     """The bias is accepted and not added."""
 
@@ -32,7 +32,7 @@ class bias_dropped(Rules):
         return super().logits(s, softcap, None, visible, modify)
 
 
-@mutant("bias", "", _bias, "bias_dropped")
+@mutant("bias", "", _bias, "bias_dropped", caught="lse-alone-f16")
 class bias_subtracted(Rules):
     """The bias is subtracted."""
 
@@ -46,7 +46,7 @@ def _scaled(case: Case) -> bool:
     return _bias(case) and case.scale != 1 and (case.scale is not None or case.D > 1)
 
 
-@mutant("bias", "TransformerEngine:pre_scale_bias", _scaled)
+@mutant("bias", "TransformerEngine:pre_scale_bias", _scaled, caught="e5m2-bias-f16")
 class bias_scaled(Rules):
     """The bias is multiplied by the scale, as the scores are."""
 
@@ -68,7 +68,7 @@ def _first(x: Array, axis: int) -> Array:
     return np.broadcast_to(np.take(x, [0], axis), x.shape)
 
 
-@mutant("bias", "onnxruntime#26766 onnxruntime#26715", _over(1), "bias_broadcast")
+@mutant("bias", "onnxruntime#26766 onnxruntime#26715", _over(1), "bias_broadcast", caught="bias-queries-f32")
 class bias_of_head_0(Rules):
     """The bias of head 0 is used for all heads."""
 
@@ -77,7 +77,7 @@ class bias_of_head_0(Rules):
         return dense | {"bias": _first(dense["bias"], 1)} if _over(1)(case) else dense
 
 
-@mutant("bias", "onnxruntime#26715", _over(2), "bias_broadcast")
+@mutant("bias", "onnxruntime#26715", _over(2), "bias_broadcast", caught="bias-queries-f32")
 class bias_of_row_0(Rules):
     """The bias of the first query is used for all queries: its row stride is taken for 0."""
 
@@ -86,7 +86,7 @@ class bias_of_row_0(Rules):
         return dense | {"bias": _first(dense["bias"], 2)} if _over(2)(case) else dense
 
 
-@mutant("bias", "onnxruntime#26715", _over(0), "bias_broadcast")
+@mutant("bias", "onnxruntime#26715", _over(0), "bias_broadcast", caught="bias-keys-f32")
 class bias_of_entry_0(Rules):
     """The bias of the first batch entry is used for all."""
 
@@ -96,15 +96,15 @@ class bias_of_entry_0(Rules):
 
 
 @mutant(
-    "bias", "onnxruntime#26715", lambda case: _bias(case) and case.bias_shape[1] == case.bias_shape[0] == 1
-    < case.bias_shape[3] and case.bias_shape[2] > 1, "bias_broadcast",
+    "bias", "onnxruntime#26715", lambda case: _bias(case) and max(case.bias_shape[:2]) == 1 < min(case.bias_shape[2:]),
+    "bias_broadcast", caught="dilated-x-bias-f32",
 )  # fmt: skip
 class bias_transposed(Rules):
     """A bias of queries and keys is read with rows and columns exchanged."""
 
     def take(self, case: Case, given: Mapping[str, Array]) -> dict[str, Array]:
         dense = super().take(case, given)
-        if "bias" in dense and min(case.bias_shape[2:]) > 1 and max(case.bias_shape[:2]) == 1:
+        if "bias" in dense and max(case.bias_shape[:2]) == 1 < min(case.bias_shape[2:]):
             dense["bias"] = np.ascontiguousarray(dense["bias"].swapaxes(2, 3)).reshape(dense["bias"].shape)
         return dense
 
@@ -129,7 +129,7 @@ def _not_power_of_2(case: Case) -> bool:
     return _alibi(case) and bool(case.H & (case.H - 1)) and case.bias_shape[1] > 1
 
 
-@mutant("bias", "mlx#343 transformers#28380", _not_power_of_2, "alibi_slopes")
+@mutant("bias", "mlx#343 transformers#28380", _not_power_of_2, "alibi_slopes", caught="alibi-decode-bf16")
 class alibi_slopes_of_formula(Rules):
     """The slopes of ALiBi are 2**(-8 (h + 1) / H) where H is no power of two, too."""
 
@@ -140,7 +140,10 @@ class alibi_slopes_of_formula(Rules):
         return dense
 
 
-@mutant("bias", "vllm#9136", lambda case: _alibi(case) and case.bias_shape[1] > 1, "alibi_slopes")
+@mutant(
+    "bias", "vllm#9136", lambda case: _alibi(case) and case.bias_shape[1] > 1, "alibi_slopes",
+    caught="alibi-decode-bf16",
+)  # fmt: skip
 class alibi_slopes_of_next_head(Rules):
     """Each head has the slope of the next."""
 
@@ -156,7 +159,7 @@ def _absolute(case: Case) -> bool:
 
 
 @mutant(
-    "bias", "keras-hub#2861 vllm#945", _absolute, "alibi_distance",
+    "bias", "keras-hub#2861 vllm#945", _absolute, "alibi_distance", caught="paged-alibi-f32",
     equal="out, under a causal mask: there the two distances differ by a constant of the row, which softmax forgets",
 )  # fmt: skip
 class alibi_from_0(Rules):

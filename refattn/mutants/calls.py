@@ -25,7 +25,7 @@ def _times(y: dict[str, Array], factor: float) -> dict[str, Array]:
     return {n: (x.astype(np.float64) * factor).astype(x.dtype) if n == "out" else x for n, x in y.items()}
 
 
-@mutant("calls", "llm.c#851 llm.c#852", wants("out"), shows="call out", semantic=False)
+@mutant("calls", "llm.c#851 llm.c#852", wants("out"), caught="one-token-f32", shows="call out", semantic=False)
 class drifts(Wrapped):
     """The output grows by 1 % with every call."""
 
@@ -34,7 +34,10 @@ class drifts(Wrapped):
         return _times(y, 1 + 0.01 * self.left["calls"])
 
 
-@mutant("calls", "flash-attention#1678", wants("dq"), "grad_16_bit", shows="law dq", semantic=False)
+@mutant(
+    "calls", "flash-attention#1678", wants("dq"), "grad_16_bit", caught="repeatability.softcap-f32", shows="law dq",
+    semantic=False,
+)  # fmt: skip
 class workspace_not_cleared(Wrapped):
     """dq is added up in a workspace for its shape that is not cleared: 1 % of the last call's is left."""
 
@@ -47,7 +50,8 @@ class workspace_not_cleared(Wrapped):
 
 
 @mutant(
-    "calls", "flashinfer#1028 TensorRT-LLM#6163", hides, "tree_mask_stale", shows="out lse", semantic=False
+    "calls", "flashinfer#1028 TensorRT-LLM#6163", hides, "tree_mask_stale", caught="tree-f32 tree-then-causal-f32",
+    shows="out lse", semantic=False,
 )  # fmt: skip
 class mask_of_call_before(Wrapped):
     """The mask of the first call of a shape is used in all later ones."""
@@ -59,7 +63,10 @@ class mask_of_call_before(Wrapped):
         return replace(case, mask=first), given
 
 
-@mutant("calls", "flash-attention:tests-of-cache-keys", always, "strides_ignored", shows="out lse", semantic=False)
+@mutant(
+    "calls", "flash-attention:tests-of-cache-keys", always, "strides_ignored",
+    caught="documents-cross-f32 grad-scale-0-f32", shows="out lse", semantic=False,
+)  # fmt: skip
 class compiled_for_another_scale(Wrapped):
     """The kernel is compiled for the sizes of the first call, with its scale and softcap, and found by them again."""
 
@@ -72,8 +79,8 @@ class compiled_for_another_scale(Wrapped):
 
 
 @mutant(
-    "calls", "vllm#32561 vllm#53257 batch_invariant_ops#6", lambda case: case.B * case.H < 8, shows="law",
-    semantic=False, invariant=True,
+    "calls", "vllm#32561 vllm#53257 batch_invariant_ops#6", lambda case: case.B * case.H < 8,
+    caught="batch_of_one.decode-e4m3", shows="law", semantic=False, invariant=True,
 )  # fmt: skip
 class splits_by_batch(Kernel):
     """As many splits as leave no core idle: bits depend on the size of the batch, in spite of what is declared."""
@@ -85,7 +92,8 @@ class splits_by_batch(Kernel):
 
 
 @mutant(
-    "calls", "vllm#32561", lambda case: case.B > 1 and wants("out")(case), "batch_dropped", shows="out", semantic=False
+    "calls", "vllm#32561", lambda case: case.B > 1 and wants("out")(case), "batch_dropped",
+    caught="drawn-per-batch-f16", shows="out", semantic=False,
 )  # fmt: skip
 class last_of_batch_wrong(Wrapped):
     """The last of several batch entries is 1 % too large."""
@@ -96,8 +104,8 @@ class last_of_batch_wrong(Wrapped):
 
 
 @mutant(
-    "calls", "triton#953 llama.cpp#26759 flash-attention#359", lambda case: case.Lk > 16, shows="call law",
-    semantic=False,
+    "calls", "triton#953 llama.cpp#26759 flash-attention#359", lambda case: case.Lk > 16, caught="full-f64",
+    shows="call law", semantic=False,
 )  # fmt: skip
 class order_of_the_day(Kernel):
     """Tiles are added in the order in which they happen to finish, though deterministic is declared."""
@@ -111,8 +119,9 @@ class order_of_the_day(Kernel):
 
 
 @mutant(
-    "calls", "flash-attention#359 flash-attention#2033 PaddlePaddle/flash-attention#134", lambda case: case.Lq > 16
-    and wants("dq")(case), "grad_16_bit", shows="law dq", semantic=False,
+    "calls", "flash-attention#359 flash-attention#2033 PaddlePaddle/flash-attention#134",
+    lambda case: case.Lq > 16 and wants("dq")(case), "grad_16_bit", caught="repeatability.softcap-f32", shows="law dq",
+    semantic=False,
 )  # fmt: skip
 class race_in_dq(Wrapped):
     """Two blocks add to dq at once, and in every other call the sum of one is lost in the first row."""
@@ -127,7 +136,7 @@ class race_in_dq(Wrapped):
 
 @mutant(
     "calls", "flash-attention#2562 KernelBench#82", lambda case: case.Lq > 1 and wants("out")(case), "tail_queries",
-    shows="call out", semantic=False,
+    caught="causal-tiny-f32", shows="call out", semantic=False,
 )  # fmt: skip
 class last_row_of_call_before(Wrapped):
     """The last row is not written: what the call before left in memory of this shape is there, at first 0."""

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ..case import GRADIENTS, Case
+from ..case import GRADIENTS, NAMES, Case
 from ..cases import FLAGS
 from ..memory import give_answer, take_answer
 from ..precision import Conventions, Precision
 from ..streaming import Rules, Schedule, Streaming
 
 __all__ = [
-    "GRADS", "MUTANTS", "SPLITS", "TILES", "Kernel", "Mutant", "Wrapped",
+    "MUTANTS", "SPLITS", "TILES", "Kernel", "Mutant", "Wrapped",
     "always", "changed", "hides", "mutant", "unequal_lengths", "wants",
 ]  # fmt: skip
 
@@ -24,7 +24,6 @@ Array = np.ndarray[Any, Any]
 TILES = Schedule(tile_q=64, tile_k=64)
 """small tiles, so that rows of some hundred keys take several"""
 SPLITS = Schedule(tile_q=64, tile_k=64, splits=3)
-GRADS = " ".join(GRADIENTS)
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Mutant:
     seen        where it, or its kin, was seen in public; empty: a kind of which no report is known
     separates   which cases can tell it from a correct kernel: on all others its answer is the same, bit for bit
     flag        the entry of `refattn.cases.FLAGS` it belongs to, "" if none
-    shows       where it can show: names of outputs; "canary", in NaN alone; "call", in what else a call does
+    shows       where it can show: names of outputs (all, if not said); "canary", in NaN alone; "call", in what else a call does
                 (changed inputs, shared memory, other bits the second time); "law", between calls alone
     caught      ids of cases, or of rows of laws, in the order in which they are asked of one process: the
                 last fails.  "" for one that nothing catches, and then `survives` says why
@@ -98,7 +97,7 @@ def always(case: Case) -> bool:
 
 def mutant(
     family: str, seen: str, separates: Callable[[Case], bool] = always, flag: str = "", *, caught: str = "",
-    shows: str = f"out lse {GRADS}", survives: str = "", equal: str = "", semantic: bool = True,
+    shows: str = "", survives: str = "", equal: str = "", semantic: bool = True,
     schedule: Schedule = TILES, invariant: bool = False,
 ) -> Callable[[type[Rules] | type[Kernel]], Kernel]:  # fmt: skip
     """Enters a wrong class, of rules or of the whole kernel, into MUTANTS, and makes it an implementation.
@@ -112,10 +111,11 @@ def mutant(
         how["conventions"] = Conventions(batch_invariant=invariant)
         made = kind(**how) if issubclass(kind, Kernel) else Kernel(rules=kind, **how)
         what = " ".join((kind.__doc__ or "").split())
+        could = () if survives else GRADIENTS if family == "backward" else NAMES
         its = flag or (name if name in FLAGS else "")
         MUTANTS[name] = Mutant(
             name, family, what, tuple(seen.split()), separates, its, made,
-            caught, frozenset(shows.split()), survives, equal, semantic,
+            caught, frozenset(shows.split() or could), survives, equal, semantic,
         )  # fmt: skip
         return made
 

@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 NAMES = frozenset(case.id for case in CASES)
 
 
-@mutant("cheat", "KernelBench#165", wants("out"), "mean_of_v", shows="out", semantic=False)
+@mutant("cheat", "KernelBench#165", wants("out"), "mean_of_v", caught="full-f32", shows="out", semantic=False)
 class returns_zeros(Wrapped):
     """The output is 0."""
 
@@ -32,7 +32,10 @@ class returns_zeros(Wrapped):
         return changed(case, y, "out", np.zeros_like)
 
 
-@mutant("cheat", "Xilinx/mlir-air#1427 Xilinx/mlir-air#1450", wants("out"), "mean_of_v", shows="out", semantic=False)
+@mutant(
+    "cheat", "Xilinx/mlir-air#1427 Xilinx/mlir-air#1450", wants("out"), "mean_of_v", caught="full-f32", shows="out",
+    semantic=False,
+)  # fmt: skip
 class returns_three_quarters(Wrapped):
     """The output is 0.75, the middle of values from 0.5 to 1."""
 
@@ -40,7 +43,10 @@ class returns_three_quarters(Wrapped):
         return changed(case, y, "out", lambda x: np.full_like(x, 0.75))
 
 
-@mutant("cheat", "cubecl#1070 CUDATutorial#69", wants("out"), "empty_rows_nan", shows="out", semantic=False)
+@mutant(
+    "cheat", "cubecl#1070 CUDATutorial#69", wants("out"), "empty_rows_nan", caught="no-keys-f32", shows="out",
+    semantic=False,
+)  # fmt: skip
 class returns_nan(Wrapped):
     """The output is NaN, which compares with nothing."""
 
@@ -48,8 +54,10 @@ class returns_nan(Wrapped):
         return changed(case, y, "out", lambda x: np.full(x.shape, np.nan))
 
 
-@mutant("cheat", "agentic-flow#191", lambda case: wants("out")(case) and case.Lk > 0, "mean_of_v", shows="out",
-        semantic=False)  # fmt: skip
+@mutant(
+    "cheat", "agentic-flow#191", lambda case: wants("out")(case) and case.Lk > 0, "mean_of_v", caught="full-f32",
+    shows="out", semantic=False,
+)  # fmt: skip
 class returns_v(Wrapped):
     """The output of row i is the value of key i."""
 
@@ -60,7 +68,10 @@ class returns_v(Wrapped):
         return changed(case, y, "out", lambda x: v[:, :, np.minimum(np.arange(case.Lq), case.Lk - 1)])
 
 
-@mutant("cheat", "KernelBench#82 KernelBench#110", always, shows="law out lse", semantic=False)
+@mutant(
+    "cheat", "KernelBench#82 KernelBench#110", always, caught="key_permutation.softcap-f32", shows="law out lse",
+    semantic=False,
+)  # fmt: skip
 class returns_first_answer(Kernel):
     """The first answer of a shape is kept, and returned for all inputs of that shape."""
 
@@ -71,7 +82,7 @@ class returns_first_answer(Kernel):
         return {name: x.copy() for name, x in self.left[key].items()}
 
 
-@mutant("cheat", "KernelBench#82", always, shows="out lse", semantic=False)
+@mutant("cheat", "KernelBench#82", always, caught="repeatability.decode-e4m3", shows="out lse", semantic=False)
 class returns_answer_before(Kernel):
     """The answer of the call before is returned where it has the shape that is asked for."""
 
@@ -82,7 +93,10 @@ class returns_answer_before(Kernel):
         return {n: x.copy() for n, x in (before if fits else y).items()}
 
 
-@mutant("cheat", "llm.c#851 KernelBench#110", wants("out"), shows="call out", semantic=False)
+@mutant(
+    "cheat", "llm.c#851 KernelBench#110", wants("out"), caught="full-tiny-f32 full-f64", shows="call out",
+    semantic=False,
+)  # fmt: skip
 class right_for_two_calls(Wrapped):
     """The first two calls are right, and later ones return zeros."""
 
@@ -96,7 +110,7 @@ USUAL = (64, 128)
 
 @mutant(
     "cheat", "triton#2626 attorch#14", lambda case: wants("out")(case) and case.D not in USUAL, "scale_from_d",
-    shows="out", semantic=False,
+    caught="one-token-f32", shows="out", semantic=False,
 )  # fmt: skip
 class right_for_usual_sizes(Wrapped):
     """Heads of other sizes than 64 and 128 return zeros."""
@@ -106,8 +120,9 @@ class right_for_usual_sizes(Wrapped):
 
 
 @mutant(
-    "cheat", "nntile#347 llama.cpp#19115", lambda case: case.id not in NAMES and wants("out")(case), shows="law out",
-    semantic=False, equal="on the whole case table, whose ids it knows: laws ask other problems",
+    "cheat", "nntile#347 llama.cpp#19115", lambda case: case.id not in NAMES and wants("out")(case),
+    caught="unit_values.decode-e4m3", shows="law out",
+    equal="on the whole case table, whose ids it knows: laws ask other problems", semantic=False,
 )  # fmt: skip
 class right_for_known_cases(Wrapped):
     """Cases that are not of the table, which it knows by their ids, return zeros."""
@@ -118,7 +133,7 @@ class right_for_known_cases(Wrapped):
 
 @mutant(
     "cheat", "KernelBench:kernel_static_checker", lambda case: isinstance(case.storage, Dense), shows="",
-    semantic=False, survives="its answers are right: only who looks at what it imports can tell",
+    survives="its answers are right: only who looks at what it imports can tell", semantic=False,
 )  # fmt: skip
 class reads_reference(Kernel):
     """Nothing is computed: the reference is called, and its answer returned."""
@@ -134,7 +149,7 @@ class reads_reference(Kernel):
 # what it does to its inputs
 
 
-@mutant("cheat", "KernelBench#110 KernelBench#82", always, shows="call", semantic=False)
+@mutant("cheat", "KernelBench#110 KernelBench#82", always, caught="drawn-per-head-f32", shows="call", semantic=False)
 class scales_q_in_place(Wrapped):
     """The array q that it is handed is multiplied by 0 afterwards."""
 
@@ -144,7 +159,8 @@ class scales_q_in_place(Wrapped):
 
 
 @mutant(
-    "cheat", "KernelBench#110", lambda case: wants("out")(case) and case.Lq > 0, shows="call", semantic=False
+    "cheat", "KernelBench#110", lambda case: wants("out")(case) and case.Lq > 0, caught="dropout-one-key-f32",
+    shows="call", semantic=False,
 )  # fmt: skip
 class out_written_into_q(Wrapped):
     """The output is written into the memory of q, which is returned."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..case import GRADIENTS, Case
 from ..streaming import Rules
-from .catalogue import GRADS, Wrapped, changed, mutant, wants
+from .catalogue import Wrapped, changed, mutant, wants
 
 __all__: list[str] = []
 
@@ -26,7 +26,10 @@ def _drops_some(*names: str) -> Callable[[Case], bool]:
     return lambda case: case.dropout != 1 and _drops(*names)(case)
 
 
-@mutant("dropout", "rohitg00/ai-engineering-from-scratch#17", _drops_some("out", *GRADIENTS), "dropout_scale")
+@mutant(
+    "dropout", "rohitg00/ai-engineering-from-scratch#17", _drops_some("out", *GRADIENTS), "dropout_scale",
+    caught="dropout-bias-grad-f64",
+)  # fmt: skip
 class dropout_not_rescaled(Rules):
     """What is kept is not divided by 1 - p."""
 
@@ -37,6 +40,7 @@ class dropout_not_rescaled(Rules):
 @mutant(
     "dropout", "apex#816 kaldi#2814 theanets#123 rasbt/LLMs-from-scratch#431",
     lambda case: case.dropout != 0.5 and _drops_some("out", *GRADIENTS)(case), "dropout_scale",
+    caught="dropout-bias-grad-f64",
 )  # fmt: skip
 class dropout_p_for_1_minus_p(Rules):
     """What is kept is divided by p, the probability of the other outcome."""
@@ -46,8 +50,8 @@ class dropout_p_for_1_minus_p(Rules):
 
 
 @mutant(
-    "dropout", "aws-neuron/nki-samples#80 aws-neuron/aws-neuron-sdk#1156",
-    _drops("out", "lse", *GRADIENTS), "dropout_renormalised",
+    "dropout", "aws-neuron/nki-samples#80 aws-neuron/aws-neuron-sdk#1156", _drops("out", "lse", *GRADIENTS),
+    "dropout_renormalised", caught="dropout-one-key-f32",
 )  # fmt: skip
 class dropout_in_denominator(Rules):
     """The row sum is taken after weights were dropped, and lse with it."""
@@ -60,8 +64,8 @@ class dropout_in_denominator(Rules):
 
 
 @mutant(
-    "dropout", "aws-neuron/nki-samples#81 numpy-ml#94",
-    _drops("dq", "dk", "dbias", "dscale", "dsoftcap"), "dropout_backward",
+    "dropout", "aws-neuron/nki-samples#81 numpy-ml#94", _drops("dq", "dk", "dbias", "dscale", "dsoftcap"),
+    "dropout_backward", caught="dropout-tree-grad-f32",
 )  # fmt: skip
 class dropout_missing_in_dp(Rules):
     """The backward drops no gradient of the weights."""
@@ -71,8 +75,8 @@ class dropout_missing_in_dp(Rules):
 
 
 @mutant(
-    "dropout", "pytorch#187225 flash-attention#2439",
-    _drops_some("dq", "dk", "dv", "dbias", "dscale", "dsoftcap"), "dropout_backward",
+    "dropout", "pytorch#187225 flash-attention#2439", _drops_some("dq", "dk", "dv", "dbias", "dscale", "dsoftcap"),
+    "dropout_backward", caught="dropout-tree-grad-f32",
 )  # fmt: skip
 class dropout_drawn_again(Rules):
     """The backward takes other weights for kept: its generator is a key ahead."""
@@ -81,7 +85,10 @@ class dropout_drawn_again(Rules):
         return np.roll(kept, 1, axis=1)
 
 
-@mutant("dropout", "pytorch#124464 suno-ai/bark#662", _drops("out", *GRADIENTS), "dropout_ignored")
+@mutant(
+    "dropout", "pytorch#124464 suno-ai/bark#662", _drops("out", *GRADIENTS), "dropout_ignored",
+    caught="dropout-mask-per-head-f64",
+)  # fmt: skip
 class dropout_drops_nothing(Rules):
     """No weight is dropped, though what is kept is made up for."""
 
@@ -89,7 +96,7 @@ class dropout_drops_nothing(Rules):
         return p
 
 
-@mutant("dropout", "", _drops("out", *GRADIENTS), "dropout_ignored")
+@mutant("dropout", "", _drops("out", *GRADIENTS), "dropout_ignored", caught="dropout-mask-per-head-f64")
 class dropout_inverted(Rules):
     """What should be kept is dropped, and the other way round."""
 
@@ -97,7 +104,10 @@ class dropout_inverted(Rules):
         return super().drop(p, None if kept is None else ~kept)
 
 
-@mutant("dropout", "apex#816", _drops("dq", "dk", "dbias", "dscale", "dsoftcap"), "dropout_backward")
+@mutant(
+    "dropout", "apex#816", _drops("dq", "dk", "dbias", "dscale", "dsoftcap"), "dropout_backward",
+    caught="dropout-tree-grad-f32",
+)  # fmt: skip
 class dropout_not_made_up_in_dp(Rules):
     """The gradient of the weights is multiplied by 1 - p, and not divided by it."""
 
@@ -105,7 +115,10 @@ class dropout_not_made_up_in_dp(Rules):
         return super().through_dropout(dp, kept, 1 / undropped if undropped else undropped)
 
 
-@mutant("dropout", "nikhilbarhate99/min-decision-transformer#2", _drops_some("out"), "dropout_on_out", shows="out")
+@mutant(
+    "dropout", "nikhilbarhate99/min-decision-transformer#2", _drops_some("out"), "dropout_on_out",
+    caught="dropout-half-bf16", shows="out",
+)  # fmt: skip
 class dropout_of_out(Wrapped):
     """Dropout falls on the output, not on the weights."""
 
@@ -121,7 +134,7 @@ class dropout_of_out(Wrapped):
 
 
 @mutant(
-    "dropout", "KernelBench#165", _drops("out", *GRADIENTS), "dropout_ignored", shows=f"call out {GRADS}",
+    "dropout", "KernelBench#165", _drops("out", *GRADIENTS), "dropout_ignored", caught="dropout-mask-per-head-f64",
     semantic=False,
 )  # fmt: skip
 class dropout_claims_to_keep_all(Wrapped):

@@ -11,7 +11,7 @@ from .. import online
 from ..case import Case
 from ..online import State
 from ..streaming import Rules
-from .catalogue import GRADS, SPLITS, Wrapped, always, changed, hides, mutant, wants
+from .catalogue import SPLITS, Wrapped, always, changed, hides, mutant, wants
 
 __all__: list[str] = []
 
@@ -30,7 +30,9 @@ def _has_dead_rows(case: Case) -> bool:
 # what hides
 
 
-@mutant("empty", "flax#982 mlx#2608 jax:nn.dot_product_attention", hides, "empty_rows_mean")
+@mutant(
+    "empty", "flax#982 mlx#2608 jax:nn.dot_product_attention", hides, "empty_rows_mean", caught="some-rows-masked-bf16",
+)  # fmt: skip
 class hidden_is_minus_1e9(Rules):
     """Hidden scores are -1e9, not -inf: a row that sees no key is the mean of the values."""
 
@@ -38,7 +40,7 @@ class hidden_is_minus_1e9(Rules):
         return s if visible is None else np.where(visible, s, self.dtype.type(-1e9))
 
 
-@mutant("empty", "hyunwoongko/transformer#40", hides, "finite_mask_value")
+@mutant("empty", "hyunwoongko/transformer#40", hides, "finite_mask_value", caught="k-lens-0-f32")
 class hidden_has_10000_less(Rules):
     """10000 is taken off hidden scores, which stay in play where the others are as low."""
 
@@ -46,7 +48,9 @@ class hidden_has_10000_less(Rules):
         return s if visible is None else np.where(visible, s, s - 10000)
 
 
-@mutant("empty", "pytorch#109517 transformers#31035 transformers#31303", hides, "finite_mask_value")
+@mutant(
+    "empty", "pytorch#109517 transformers#31035 transformers#31303", hides, "finite_mask_value", caught="k-lens-0-f32",
+)  # fmt: skip
 class hidden_plus_lowest(Rules):
     """The lowest finite number is added to hidden scores, which overflows or leaves equal ones."""
 
@@ -55,7 +59,10 @@ class hidden_plus_lowest(Rules):
         return s if visible is None else np.where(visible, s, s + self.dtype.type(lowest))
 
 
-@mutant("empty", "onnx#8068 Wan2GP#1628", hides, "bias_minus_inf", shows=f"canary out lse {GRADS}")
+@mutant(
+    "empty", "onnx#8068 Wan2GP#1628", hides, "bias_minus_inf", caught="bias-padding-f32",
+    shows="canary out lse dq dk dv dbias dsinks weights",
+)  # fmt: skip
 class hidden_by_adding(Rules):
     """What hides is added to the scores as 0 or -inf: NaN and infinity that are hidden come through."""
 
@@ -63,7 +70,7 @@ class hidden_by_adding(Rules):
         return s if visible is None else s + np.where(visible, 0, -np.inf).astype(s.dtype)
 
 
-@mutant("empty", "onnx#8068", lambda case: case.bias is not None, "bias_minus_inf")
+@mutant("empty", "onnx#8068", lambda case: case.bias is not None, "bias_minus_inf", caught="scores-bias-minus-inf-f16")
 class bias_times_0(Rules):
     """A bias is multiplied by a flag that is 0 or 1: 0 times -inf is NaN."""
 
@@ -79,7 +86,7 @@ class bias_times_0(Rules):
 
 @mutant(
     "empty", "pytorch#103749 pytorch#103963 pytorch#41508 equinox#274 brevitas#1591 rten#1321",
-    lambda case: hides(case) or not case.Lk, "empty_rows_nan", shows=f"out {GRADS}",
+    lambda case: hides(case) or not case.Lk, "empty_rows_nan", caught="no-keys-f32",
 )  # fmt: skip
 class empty_rows_nan(Rules):
     """A row that sees no key is 0 / 0."""
@@ -91,7 +98,7 @@ class empty_rows_nan(Rules):
 
 @mutant(
     "empty", "flash-attention#978", lambda case: (hides(case) or not case.Lk) and "lse" in case.want, "empty_lse",
-    shows="lse",
+    caught="no-keys-f32", shows="lse",
 )  # fmt: skip
 class empty_lse_plus_inf(Rules):
     """lse of a row that sees no key is +inf, for -inf."""
@@ -101,7 +108,8 @@ class empty_lse_plus_inf(Rules):
 
 
 @mutant(
-    "empty", "xformers#722 llama.cpp#6438 mlx#2608", lambda case: hides(case) or not case.Lk, "first_tile_masked"
+    "empty", "xformers#722 llama.cpp#6438 mlx#2608", lambda case: hides(case) or not case.Lk, "first_tile_masked",
+    caught="gathered-first-none-bf16",
 )  # fmt: skip
 class first_tile_hidden_nan(Rules):
     """-inf - -inf: a row that is hidden in its first tile of keys becomes NaN."""
@@ -117,7 +125,7 @@ class first_tile_hidden_nan(Rules):
 
 @mutant(
     "merge", "flashinfer#4051 flashinfer#4054 flashinfer#5262 vllm#39148 vllm#28181", always, "merge_empty",
-    schedule=SPLITS,
+    caught="no-keys-f32", schedule=SPLITS,
 )  # fmt: skip
 class merge_of_empty_nan(Rules):
     """Merging two splits that saw nothing is exp(-inf - -inf): NaN."""
@@ -128,7 +136,10 @@ class merge_of_empty_nan(Rules):
         return both._replace(l=both.l + nothing, o=both.o + nothing[:, None])
 
 
-@mutant("empty", "flash-attention#2082 flash-attention#2083 flash-attention#2174", hides, "max_zero_start")
+@mutant(
+    "empty", "flash-attention#2082 flash-attention#2083 flash-attention#2174", hides, "max_zero_start",
+    caught="negative-window-f32",
+)  # fmt: skip
 class hidden_tile_leaves_0(Rules):
     """After a first tile that hides all, the running maximum is 0 and stays there."""
 
@@ -141,7 +152,7 @@ class hidden_tile_leaves_0(Rules):
 
 @mutant(
     "empty", "flash-attention#2562 flash-attention#2568 flash-attention#2470", lambda case: case.B > 1 and _any_0(case),
-    "zero_length", shows="out", semantic=False,
+    "zero_length", caught="paged-empty-f32", shows="out", semantic=False,
 )  # fmt: skip
 class stale_rows_of_no_keys(Wrapped):
     """A sequence of no keys is not written: what the entry before left is there."""
@@ -157,7 +168,7 @@ def _any_0(case: Case) -> bool:
 
 @mutant(
     "empty", "flashinfer#4484 pytorch#103749", lambda case: wants("dq")(case) and _has_dead_rows(case), "dlse_empty",
-    shows="dq", semantic=False,
+    caught="empty-rows-sinks-grad-f64", shows="dq", semantic=False,
 )  # fmt: skip
 class empty_rows_nan_backward(Wrapped):
     """The backward of a row that sees no key computes exp(-inf - -inf): its dq is NaN."""
@@ -166,7 +177,10 @@ class empty_rows_nan_backward(Wrapped):
         return changed(case, y, "dq", lambda x: np.where(_dead(case)[..., None], np.nan, x))
 
 
-@mutant("empty", "pytorch#184330", lambda case: case.D == 0 and wants("out")(case), "head_dim_zero", shows="out")
+@mutant(
+    "empty", "pytorch#184330", lambda case: case.D == 0 and wants("out")(case), "head_dim_zero", caught="d0-f32",
+    shows="out",
+)  # fmt: skip
 class head_dim_0_is_0(Wrapped):
     """Where D is 0 the output is 0, and not the mean of the visible values."""
 

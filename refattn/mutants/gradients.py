@@ -15,7 +15,9 @@ __all__: list[str] = []
 Array = np.ndarray[Any, Any]
 
 
-@mutant("backward", "cudnn-frontend#384", wants("dq", "dk", "dbias", "dsinks", "dscale", "dsoftcap"))
+@mutant(
+    "backward", "cudnn-frontend#384", wants("dq", "dk", "dbias", "dsinks", "dscale", "dsoftcap"), caught="grad-1x1-f32",
+)  # fmt: skip
 class delta_missing(Rules):
     """ds = p dp, without the delta that softmax subtracts."""
 
@@ -24,8 +26,8 @@ class delta_missing(Rules):
 
 
 @mutant(
-    "backward", "levanter#449 fla#384 FlagGems#898",
-    lambda case: case.H != case.Hkv and wants("dk", "dv")(case), "group_not_summed",
+    "backward", "levanter#449 fla#384 FlagGems#898", lambda case: case.H != case.Hkv and wants("dk", "dv")(case),
+    "group_not_summed", caught="gathered-grad-bf16",
 )  # fmt: skip
 class dkdv_not_summed_over_group(Rules):
     """dk and dv are those of the last query head of each group."""
@@ -37,6 +39,7 @@ class dkdv_not_summed_over_group(Rules):
 @mutant(
     "backward", "flash-attention#2402 flash-attention#1033",
     lambda case: case.softcap is not None and wants("dq", "dk", "dscale", "dsoftcap")(case), "softcap_slope",
+    caught="dsoftcap-far-below-f64",
 )  # fmt: skip
 class softcap_slope_missing(Rules):
     """The factor 1 - tanh² is missing."""
@@ -48,6 +51,7 @@ class softcap_slope_missing(Rules):
 @mutant(
     "backward", "flash-attention#1817",
     lambda case: "lse" in case.want and wants("dq", "dk", "dbias", "dsinks", "dscale", "dsoftcap")(case),
+    caught="dscale-alone-f32",
 )  # fmt: skip
 class dlse_ignored(Rules):
     """The gradient that arrives at lse is dropped."""
@@ -56,7 +60,7 @@ class dlse_ignored(Rules):
         return np.zeros_like(dlse)
 
 
-@mutant("backward", "triton:tutorials/06-fused-attention", wants("dk"), "grad_scale")
+@mutant("backward", "triton:tutorials/06-fused-attention", wants("dk"), "grad_scale", caught="grad-scale-0-f32")
 class scale_missing_in_dk(Rules):
     """dk lacks the factor scale."""
 
@@ -67,6 +71,7 @@ class scale_missing_in_dk(Rules):
 @mutant(
     "backward", "attention-gym#20 pytorch#145208",
     lambda case: "dscale" in case.want and case.scale != 1 and (case.scale is not None or case.D > 1), "dscale_missing",
+    caught="dscale-dropout-f64",
 )  # fmt: skip
 class dscale_times_scale(Rules):
     """dscale is that of the logarithm of scale: sum ds s for sum ds (q·k)."""
@@ -75,7 +80,7 @@ class dscale_times_scale(Rules):
         return ds_qk * scale
 
 
-@mutant("backward", "attention-gym#171 pytorch#145208", wants("dsoftcap"), "dscale_missing")
+@mutant("backward", "attention-gym#171 pytorch#145208", wants("dsoftcap"), "dscale_missing", caught="dsoftcap-f32")
 class dsoftcap_zero(Rules):
     """softcap gets no gradient."""
 
@@ -83,7 +88,7 @@ class dsoftcap_zero(Rules):
         return np.zeros_like(dc)
 
 
-@mutant("backward", "flash-attention#2402", wants("dsoftcap"), "dscale_missing")
+@mutant("backward", "flash-attention#2402", wants("dsoftcap"), "dscale_missing", caught="dsoftcap-f32")
 class dsoftcap_of_the_factor(Rules):
     """dsoftcap is that of the factor before tanh alone: softcap within tanh is forgotten."""
 
@@ -91,8 +96,11 @@ class dsoftcap_of_the_factor(Rules):
         return dc * np.tanh(in_caps)
 
 
-@mutant("backward", "flash-attention#2402 flash-attention#1033", lambda case: case.softcap is not None and wants(
-        "dq", "dk", "dscale", "dsoftcap")(case), "softcap_slope")  # fmt: skip
+@mutant(
+    "backward", "flash-attention#2402 flash-attention#1033",
+    lambda case: case.softcap is not None and wants("dq", "dk", "dscale", "dsoftcap")(case), "softcap_slope",
+    caught="dsoftcap-far-below-f64",
+)  # fmt: skip
 class softcap_slope_of_scores(Rules):
     """The factor is 1 - (s / softcap)², without tanh."""
 
@@ -100,8 +108,10 @@ class softcap_slope_of_scores(Rules):
         return np.asarray(1 - in_caps * in_caps)
 
 
-@mutant("backward", "triton:tutorials/06-fused-attention", lambda case: wants("dq")(case) and _scaled(case),
-        "grad_scale", shows="dq")  # fmt: skip
+@mutant(
+    "backward", "triton:tutorials/06-fused-attention", lambda case: wants("dq")(case) and _scaled(case), "grad_scale",
+    caught="grad-scale-0-f32", shows="dq",
+)  # fmt: skip
 class scale_missing_in_dq(Rules):
     """dq lacks the factor scale."""
 
@@ -113,7 +123,9 @@ def _scaled(case: Case) -> bool:
     return case.scale != 1 and (case.scale is not None or case.D > 1)
 
 
-@mutant("backward", "triton:tutorials/06-fused-attention", wants("dq"), "grad_scale", shows="dq")
+@mutant(
+    "backward", "triton:tutorials/06-fused-attention", wants("dq"), "grad_scale", caught="dq-alone-bf16", shows="dq",
+)  # fmt: skip
 class dq_without_ln2(Rules):
     """dq is that of base 2: it lacks the factor ln 2."""
 
@@ -121,8 +133,10 @@ class dq_without_ln2(Rules):
         return super().scale_dq(dq, scale) * self.dtype.type(np.log2(np.e))
 
 
-@mutant("backward", "triton:tutorials/06-fused-attention", lambda case: wants("dk")(case) and _scaled(case),
-        "grad_scale", shows="dk")  # fmt: skip
+@mutant(
+    "backward", "triton:tutorials/06-fused-attention", lambda case: wants("dk")(case) and _scaled(case), "grad_scale",
+    caught="dscale-f32", shows="dk",
+)  # fmt: skip
 class scale_twice_in_dk(Rules):
     """dk has the factor scale twice: q was scaled already."""
 
@@ -130,8 +144,11 @@ class scale_twice_in_dk(Rules):
         return super().scale_dk(dk, scale) * scale
 
 
-@mutant("backward", "cudnn-frontend#384", lambda case: case.Lq > 1 and wants(
-        "dq", "dk", "dbias", "dsinks", "dscale", "dsoftcap")(case), "delta_missing")  # fmt: skip
+@mutant(
+    "backward", "cudnn-frontend#384",
+    lambda case: case.Lq > 1 and wants("dq", "dk", "dbias", "dsinks", "dscale", "dsoftcap")(case), "delta_missing",
+    caught="grad-2x3-f64",
+)  # fmt: skip
 class delta_of_next_row(Rules):
     """Each row has the delta of the next."""
 
@@ -139,7 +156,10 @@ class delta_of_next_row(Rules):
         return np.roll(super().delta(out, dout), -1)
 
 
-@mutant("backward", "cudnn-frontend#384", wants("dq", "dk", "dbias", "dsinks", "dscale", "dsoftcap"), "delta_missing")
+@mutant(
+    "backward", "cudnn-frontend#384", wants("dq", "dk", "dbias", "dsinks", "dscale", "dsoftcap"), "delta_missing",
+    caught="grad-1x1-f32",
+)  # fmt: skip
 class delta_added(Rules):
     """delta is added, and not subtracted."""
 
@@ -147,8 +167,10 @@ class delta_added(Rules):
         return -super().delta(out, dout)
 
 
-@mutant("backward", "hpc-ops#6", lambda case: case.B * case.H > 1 and case.backward, "lse_head",
-        shows="dq dk dv dbias dsinks dscale dsoftcap")  # fmt: skip
+@mutant(
+    "backward", "hpc-ops#6", lambda case: case.B * case.H > 1 and case.backward, "lse_head",
+    caught="packed-lse-grad-f64", shows="dq dk dv dbias dsinks dscale dsoftcap",
+)  # fmt: skip
 class lse_of_head_before(Rules):
     """The backward takes the weights of a head from the lse of the head before."""
 
@@ -159,8 +181,10 @@ class lse_of_head_before(Rules):
         return found
 
 
-@mutant("backward", "flash-attention#359 PaddlePaddle/flash-attention#134", lambda case: case.Lk > TILES.tile_k
-        and wants("dq")(case), "grad_16_bit", shows="dq")  # fmt: skip
+@mutant(
+    "backward", "flash-attention#359 PaddlePaddle/flash-attention#134",
+    lambda case: case.Lk > TILES.tile_k and wants("dq")(case), "grad_16_bit", caught="grad-v-of-k-bf16", shows="dq",
+)  # fmt: skip
 class dq_of_last_tile(Rules):
     """dq of a tile of keys is written over that of the tiles before, and not added."""
 
@@ -168,8 +192,10 @@ class dq_of_last_tile(Rules):
         return part if name == "dq" else super().add_up(name, so_far, part)
 
 
-@mutant("backward", "flash-attention#359 rocm:triton#953", lambda case: case.Lq > TILES.tile_q
-        and wants("dk", "dv")(case), "tail_backward", shows="dk dv")  # fmt: skip
+@mutant(
+    "backward", "flash-attention#359 rocm:triton#953", lambda case: case.Lq > TILES.tile_q and wants("dk", "dv")(case),
+    "tail_backward", caught="grad-tile-65x127-f32", shows="dk dv",
+)  # fmt: skip
 class dkdv_of_last_tile(Rules):
     """dk and dv of a tile of queries are written over those of the tiles before, and not added."""
 
@@ -177,8 +203,10 @@ class dkdv_of_last_tile(Rules):
         return part if name in ("dk", "dv") else super().add_up(name, so_far, part)
 
 
-@mutant("backward", "jax#30593 flash-sparse#190", lambda case: "dbias" in case.want and _broadcasts(case),
-        "dbias_not_reduced", shows="dbias")  # fmt: skip
+@mutant(
+    "backward", "jax#30593 flash-sparse#190", lambda case: "dbias" in case.want and _broadcasts(case),
+    "dbias_not_reduced", caught="packed-bias-grad-f32", shows="dbias",
+)  # fmt: skip
 class dbias_of_last(Rules):
     """dbias is not summed over what the bias was broadcast over: it is that of the last tile."""
 
@@ -192,8 +220,10 @@ def _broadcasts(case: Case) -> bool:
     return any(n == 1 < several for n, several in zip(case.bias_shape, tiles, strict=True))
 
 
-@mutant("backward", "cudnn-frontend:dSink-tests", lambda case: "dsinks" in case.want and case.B > 1,
-        "dsinks_not_reduced", shows="dsinks")  # fmt: skip
+@mutant(
+    "backward", "cudnn-frontend:dSink-tests", lambda case: "dsinks" in case.want and case.B > 1, "dsinks_not_reduced",
+    caught="empty-rows-sinks-grad-f64", shows="dsinks",
+)  # fmt: skip
 class dsinks_of_last_entry(Rules):
     """dsinks is not summed over the batch: it is that of the last entry."""
 
@@ -201,7 +231,7 @@ class dsinks_of_last_entry(Rules):
         return part if name == "dsinks" else super().add_up(name, so_far, part)
 
 
-@mutant("backward", "", wants("dv"), "group_not_summed", shows="dv")
+@mutant("backward", "", wants("dv"), "group_not_summed", caught="gathered-grad-bf16", shows="dv")
 class dv_negative(Rules):
     """dv has the other sign."""
 
@@ -209,7 +239,7 @@ class dv_negative(Rules):
         return super().add_up(name, so_far, -part if name == "dv" else part)
 
 
-@mutant("backward", "", wants("dq"), "grad_scale", shows="dq")
+@mutant("backward", "", wants("dq"), "grad_scale", caught="dq-alone-bf16", shows="dq")
 class dq_zero(Rules):
     """dq is 0."""
 

@@ -23,7 +23,7 @@ def _several_groups(case: Case) -> bool:
     return 1 < case.Hkv < case.H
 
 
-@mutant("heads", "onnx#7274 jax-js#180 quant.cpp#61", _several_groups)
+@mutant("heads", "onnx#7274 jax-js#180 quant.cpp#61", _several_groups, caught="gqa-mask-per-head-f32")
 class gqa_tiled(Rules):
     """Key heads are tiled, 0 1 0 1, where they should be repeated, 0 0 1 1."""
 
@@ -32,8 +32,8 @@ class gqa_tiled(Rules):
 
 
 @mutant(
-    "heads", "native-sparse-attention-triton#27",
-    lambda case: _several_groups(case) and wants("dk", "dv")(case), "gqa_backward", shows="dk dv",
+    "heads", "native-sparse-attention-triton#27", lambda case: _several_groups(case) and wants("dk", "dv")(case),
+    "gqa_backward", caught="dk-alone-f16", shows="dk dv",
 )  # fmt: skip
 class gqa_tiled_backward(Rules):
     """dk and dv of a query head are added to key head h % Hkv, for h // (H // Hkv)."""
@@ -47,7 +47,7 @@ def _group_is_no_power_of_2(case: Case) -> bool:
     return bool(group & (group - 1)) and case.Hkv > 1
 
 
-@mutant("heads", "llama.cpp#19115", _group_is_no_power_of_2, "gqa_group")
+@mutant("heads", "llama.cpp#19115", _group_is_no_power_of_2, "gqa_group", caught="q8-gqa-6-bf16")
 class gqa_group_rounded_up(Rules):
     """The size of a group is rounded up to a power of two, so that heads cross into another group."""
 
@@ -55,7 +55,7 @@ class gqa_group_rounded_up(Rules):
         return h // (1 << (H // Hkv - 1).bit_length())
 
 
-@mutant("heads", "attorch#14", lambda case: case.Hkv > 1, "head_dropped")
+@mutant("heads", "attorch#14", lambda case: case.Hkv > 1, "head_dropped", caught="drawn-per-head-f32")
 class key_head_0(Rules):
     """Every head reads the keys and values of head 0."""
 
@@ -63,8 +63,10 @@ class key_head_0(Rules):
         return 0
 
 
-@mutant("heads", "nntile#347", lambda case: _several_groups(case) and wants("out")(case), "heads_transposed",
-        shows="out")  # fmt: skip
+@mutant(
+    "heads", "nntile#347", lambda case: _several_groups(case) and wants("out")(case), "heads_transposed",
+    caught="gqa-2x2-f32", shows="out",
+)  # fmt: skip
 class heads_transposed(Wrapped):
     """Heads of the output lie in the order (group, key head) where (key head, group) is meant."""
 
@@ -75,7 +77,7 @@ class heads_transposed(Wrapped):
         return changed(case, y, "out", lambda x: x[:, order])
 
 
-@mutant("heads", "flash-attention#772", lambda case: case.B > 1, "batch_dropped")
+@mutant("heads", "flash-attention#772", lambda case: case.B > 1, "batch_dropped", caught="drawn-per-batch-f16")
 class keys_of_entry_0(Rules):
     """Every batch entry reads the keys and values of entry 0."""
 
@@ -84,7 +86,10 @@ class keys_of_entry_0(Rules):
         return dense | {name: np.broadcast_to(dense[name][:1], dense[name].shape) for name in "kv"}
 
 
-@mutant("heads", "flash-attention#772", lambda case: case.B > 1 and wants("out")(case), "batch_dropped")
+@mutant(
+    "heads", "flash-attention#772", lambda case: case.B > 1 and wants("out")(case), "batch_dropped",
+    caught="drawn-per-batch-f16",
+)  # fmt: skip
 class values_of_entry_0(Rules):
     """The batch stride of v is taken for 0."""
 
@@ -102,7 +107,7 @@ def _permuted(case: Case) -> bool:
 
 @mutant(
     "layout", "pytorch#181133 pytorch#163597 pytorch#187506 FlagGems#5896 flash-attention#2666", _permuted,
-    "strides_ignored",
+    "strides_ignored", caught="hbld-rotary-mod-f32",
 )  # fmt: skip
 class v_read_as_contiguous(Rules):
     """v is read in the order that it has in memory, whatever its strides."""
@@ -114,7 +119,9 @@ class v_read_as_contiguous(Rules):
         return dense
 
 
-@mutant("layout", "pytorch#181133 FlagGems#5896 torch-spyre#4331", _permuted, "strides_ignored")
+@mutant(
+    "layout", "pytorch#181133 FlagGems#5896 torch-spyre#4331", _permuted, "strides_ignored", caught="scores-blhd-f64",
+)  # fmt: skip
 class q_read_as_contiguous(Rules):
     """q is read in the order that it has in memory, whatever its strides."""
 
@@ -126,7 +133,8 @@ class q_read_as_contiguous(Rules):
 
 
 @mutant(
-    "layout", "cudnn-frontend#823", lambda case: case.bias is not None and _permuted(case), "bias_strides"
+    "layout", "cudnn-frontend#823", lambda case: case.bias is not None and _permuted(case), "bias_strides",
+    caught="bias-strided-f32",
 )  # fmt: skip
 class bias_read_as_contiguous(Rules):
     """The bias is read in the order that it has in memory, whatever its strides."""
@@ -139,7 +147,7 @@ class bias_read_as_contiguous(Rules):
 
 
 @mutant(
-    "layout", "diffusers#14338", lambda case: case.Hkv > 1 and case.Lk > 1, "layout_confused"
+    "layout", "diffusers#14338", lambda case: case.Hkv > 1 and case.Lk > 1, "layout_confused", caught="small-5x3-f32",
 )  # fmt: skip
 class layout_bshd_for_bhsd(Rules):
     """The memory of k and v is taken for (batch, length, heads, size)."""
@@ -157,7 +165,7 @@ def _k_is_not_v(case: Case) -> bool:
     return two and (case.quant is None or case.D == case.Dv)
 
 
-@mutant("layout", "agentic-flow#191 ik_llama.cpp#1592", _k_is_not_v, "v_is_k")
+@mutant("layout", "agentic-flow#191 ik_llama.cpp#1592", _k_is_not_v, "v_is_k", caught="one-token-f32")
 class v_is_k(Rules):
     """Keys are used as values."""
 
@@ -169,9 +177,7 @@ class v_is_k(Rules):
         return dense | {"v": k[..., np.arange(dense["v"].shape[-1]) % k.shape[-1]]}
 
 
-@mutant(
-    "layout", "triton#2626 jax#24491", lambda case: case.Lk > case.Lq, "one_length"
-)  # fmt: skip
+@mutant("layout", "triton#2626 jax#24491", lambda case: case.Lk > case.Lq, "one_length", caught="small-1x2-f32")
 class as_many_keys_as_queries(Rules):
     """Keys from Lq on are not attended to: one length is used for both."""
 
@@ -192,7 +198,7 @@ def _row(case: Case) -> int:
     return max(case.storage.row, case.Lk) if isinstance(case.storage, Strided) else case.Lk
 
 
-@mutant("width", "pytorch#187227 pytorch#162588", _bias_beyond, "bias_offset_32_bit")
+@mutant("width", "pytorch#187227 pytorch#162588", _bias_beyond, "bias_offset_32_bit", caught="far-bias-grad-bf16")
 class bias_offsets_of_32_bits(Rules):
     """Row times stride of the bias is a uint32: beyond 2**32 elements it begins again."""
 
@@ -206,8 +212,9 @@ class bias_offsets_of_32_bits(Rules):
 
 
 @mutant(
-    "width", "Automodel#3802 mlx#2894", lambda case: case.Lq * case.Lk > 0 and case.mask is not None and case.Lk >
-    46341, "position_bits",
+    "width", "Automodel#3802 mlx#2894",
+    lambda case: case.Lq * case.Lk > 0 and case.mask is not None and case.Lk > 46341, "position_bits",
+    caught="rotary-at-47k-f32",
 )  # fmt: skip
 class mask_index_of_32_bits(Rules):
     """Query and key of a mask are one index, position times length plus key, in 32 bits."""
@@ -221,9 +228,7 @@ class mask_index_of_32_bits(Rules):
         return told(mask, how)
 
 
-@mutant(
-    "width", "llama.cpp#24912 mlx#2903", lambda case: case.Lk > 2**15, "position_bits"
-)  # fmt: skip
+@mutant("width", "llama.cpp#24912 mlx#2903", lambda case: case.Lk > 2**15, "position_bits", caught="rotary-at-47k-f32")
 class keys_wrap_at_32768(Rules):
     """The index of a key has 15 bits: keys from 32,768 on are read from the beginning."""
 

@@ -71,7 +71,7 @@ def _aligned(align: str) -> Callable[[Any], Any]:
 
 @mutant(
     "mask", "onnx#8054 onnxruntime#29020 pytorch#108108 mlx#2835 flash-attention#517",
-    lambda case: "bottom_right" in repr(case.mask) and unequal_lengths(case),
+    lambda case: "bottom_right" in repr(case.mask) and unequal_lengths(case), caught="causal-br-1x2-f32",
 )  # fmt: skip
 class causal_top_left(Rules):
     """Alignment at the bottom right is done at the top left: the offset lk - lq is lost."""
@@ -82,7 +82,7 @@ class causal_top_left(Rules):
 
 @mutant(
     "mask", "pytorch#108108 pytorch#103082 onnxruntime#29020",
-    lambda case: "top_left" in repr(case.mask) and unequal_lengths(case),
+    lambda case: "top_left" in repr(case.mask) and unequal_lengths(case), caught="grad-causal-tl-f64",
 )  # fmt: skip
 class causal_bottom_right(Rules):
     """Alignment at the top left is done at the bottom right: an offset lk - lq is added."""
@@ -91,7 +91,7 @@ class causal_bottom_right(Rules):
         return rewritten(mask, _aligned("bottom_right"))
 
 
-@mutant("mask", "openvino#37653 xformers#103 jax#23349", has("Causal("))
+@mutant("mask", "openvino#37653 xformers#103 jax#23349", has("Causal("), caught="weights-causal-f16")
 class causal_ignored(Rules):
     """A causal mask hides nothing."""
 
@@ -99,7 +99,7 @@ class causal_ignored(Rules):
         return rewritten(mask, lambda m: everything(m) if isinstance(m, Causal) else m)
 
 
-@mutant("mask", "onnxruntime#25927", has("Causal("))
+@mutant("mask", "onnxruntime#25927", has("Causal("), caught="causal-tiny-f32")
 class causal_off_by_one(Rules):
     """A causal mask hides the diagonal, the current token, too: j < i for j <= i."""
 
@@ -111,8 +111,8 @@ class causal_off_by_one(Rules):
 
 
 @mutant(
-    "mask", "flash-attention#1778",
-    lambda case: "Causal('bottom_right')" in repr(case.mask) and case.Lq > 1, "negative_block_bound",
+    "mask", "flash-attention#1778", lambda case: "Causal('bottom_right')" in repr(case.mask) and case.Lq > 1,
+    "negative_block_bound", caught="lse-alone-empty-e4m3",
 )  # fmt: skip
 class keys_of_first_row(Rules):
     """The number of key tiles of a causal tile of queries is taken from its first row, not from its last."""
@@ -132,7 +132,10 @@ def _up_to_first_row(m: Mask, b: Array, h: Array, i: Array, j: Array, lq: Array,
 # windows
 
 
-@mutant("mask", "transformers#39408 transformers#29623 vllm#3385 onnxruntime#25927 zml#763", has("Window("))
+@mutant(
+    "mask", "transformers#39408 transformers#29623 vllm#3385 onnxruntime#25927 zml#763", has("Window("),
+    caught="window-1-0-f32",
+)  # fmt: skip
 class window_off_by_one(Rules):
     """A window is one key too wide: j >= i - w - 1 for j >= i - w."""
 
@@ -147,7 +150,10 @@ class window_off_by_one(Rules):
         return rewritten(mask, change)
 
 
-@mutant("mask", "transformers#39408 vllm#3385 onnxruntime#25927 zml#763", has("Window("), "window_off_by_one")
+@mutant(
+    "mask", "transformers#39408 vllm#3385 onnxruntime#25927 zml#763", has("Window("), "window_off_by_one",
+    caught="window-1-0-f32",
+)  # fmt: skip
 class window_too_narrow(Rules):
     """A window is one key too narrow: j > i - w for j >= i - w."""
 
@@ -163,7 +169,8 @@ class window_too_narrow(Rules):
 
 
 @mutant(
-    "mask", "unsloth#8253", lambda case: bool(re.search(r"Window\((0, |\w+, 0,)", repr(case.mask))), "window_zero"
+    "mask", "unsloth#8253", lambda case: bool(re.search(r"Window\((0, |\w+, 0)", repr(case.mask))), "window_zero",
+    caught="window-0-0-f32",
 )  # fmt: skip
 class window_zero_unset(Rules):
     """A side of 0 of a window is taken for a side without limit."""
@@ -175,7 +182,9 @@ class window_zero_unset(Rules):
         return rewritten(mask, change)
 
 
-@mutant("mask", "jax#32300", lambda case: repr(case.mask).startswith("Window("), "window_alone")
+@mutant(
+    "mask", "jax#32300", lambda case: repr(case.mask).startswith("Window("), "window_alone", caught="window-1-0-f32",
+)  # fmt: skip
 class window_needs_another(Rules):
     """A window is ignored unless there is another mask too."""
 
@@ -184,7 +193,7 @@ class window_needs_another(Rules):
         return dataclasses.replace(mask, mask=None) if alone else mask
 
 
-@mutant("mask", "transformers#40163", has("Window("), "window_off_by_one")
+@mutant("mask", "transformers#40163", has("Window("), "window_off_by_one", caught="window-1-0-f32")
 class window_both_sides(Rules):
     """A window reaches as far to the right as to the left."""
 
@@ -199,6 +208,7 @@ class window_both_sides(Rules):
 @mutant(
     "mask", "ROCm/flash-attention#158",
     lambda case: case.Lq == 1 and has("Window(", "bottom_right")(case) and unequal_lengths(case), "window_decode",
+    caught="window-decode-f32",
 )  # fmt: skip
 class window_decode_from_0(Rules):
     """The window of a single query is aligned as if the query were the first token."""
@@ -232,6 +242,7 @@ def _shifted(case: Case) -> bool:
 @mutant(
     "mask", "ROCm/rocm-libraries#10999 onnx#8054",
     lambda case: _shifted(case) and ("bottom_right" in repr(case.mask) or "Tree(" in repr(case.mask)),
+    caught="k-lens-window-br-f32",
 )  # fmt: skip
 class lengths_unshifted(Rules):
     """Alignment is that of the longest sequence, or of the padded array, and not of each."""
@@ -243,7 +254,8 @@ class lengths_unshifted(Rules):
 
 
 @mutant(
-    "mask", "jax#23349", lambda case: (case.q_lens, case.k_lens) != (None, None), "lengths_ignored"
+    "mask", "jax#23349", lambda case: (case.q_lens, case.k_lens) != (None, None), "lengths_ignored",
+    caught="scores-k-lens-f32",
 )  # fmt: skip
 class all_keys_exist(Rules):
     """Key and query lengths are accepted and not applied."""
@@ -252,7 +264,7 @@ class all_keys_exist(Rules):
         return dataclasses.replace(mask, q_lens=None, k_lens=None) if isinstance(mask, Visibility) else mask
 
 
-@mutant("mask", "jax#23349 xformers#103", has("Padding("), "lengths_ignored")
+@mutant("mask", "jax#23349 xformers#103", has("Padding("), "lengths_ignored", caught="padding-x-decode-bf16")
 class padding_ignored(Rules):
     """Padding keys are attended to."""
 
@@ -260,7 +272,10 @@ class padding_ignored(Rules):
         return rewritten(mask, lambda m: everything(m) if isinstance(m, Padding) else m)
 
 
-@mutant("mask", "jax#24491 triton#2626", lambda case: case.mask is not None and unequal_lengths(case), "one_length")
+@mutant(
+    "mask", "jax#24491 triton#2626", lambda case: case.mask is not None and unequal_lengths(case), "one_length",
+    caught="dilated-x-tall-f16",
+)  # fmt: skip
 class one_length_for_both(Rules):
     """The mask is that of as many queries as there are keys."""
 

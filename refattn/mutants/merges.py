@@ -12,7 +12,7 @@ from .. import online
 from ..case import Case
 from ..online import State
 from ..streaming import Rules
-from .catalogue import GRADS, SPLITS, Wrapped, changed, mutant, wants
+from .catalogue import SPLITS, Wrapped, changed, mutant, wants
 
 __all__: list[str] = []
 
@@ -26,7 +26,7 @@ def _split(case: Case) -> bool:
 # splits
 
 
-@mutant("merge", "ring-flash-attention#20", _split, "merge_plain", schedule=SPLITS)
+@mutant("merge", "ring-flash-attention#20", _split, "merge_plain", caught="tail-4-f32", schedule=SPLITS)
 class merge_by_average(Rules):
     """The outputs of two splits are averaged, whatever their sums."""
 
@@ -37,7 +37,7 @@ class merge_by_average(Rules):
         return both._replace(o=halves / np.maximum(some, 1)[:, None] * both.l[:, None])
 
 
-@mutant("merge", "ring-flash-attention#20", _split, "merge_plain", schedule=SPLITS)
+@mutant("merge", "ring-flash-attention#20", _split, "merge_plain", caught="tail-4-f32", schedule=SPLITS)
 class merge_without_weights(Rules):
     """The sums and outputs of two splits are added as they are, each relative to its own maximum."""
 
@@ -45,7 +45,10 @@ class merge_without_weights(Rules):
         return State(np.maximum(a.m, b.m), a.l + b.l, a.o + b.o)
 
 
-@mutant("merge", "flashinfer#2113 sglang#35045 tokenspeed#571 FlashMLA#106", _split, "merge_plain", schedule=SPLITS)
+@mutant(
+    "merge", "flashinfer#2113 sglang#35045 tokenspeed#571 FlashMLA#106", _split, "merge_plain", caught="tail-4-f32",
+    schedule=SPLITS,
+)  # fmt: skip
 class merge_in_base_2(Rules):
     """Splits whose maxima are natural are merged by powers of 2."""
 
@@ -56,7 +59,7 @@ class merge_in_base_2(Rules):
         return online.merge(a, b, exp2)
 
 
-@mutant("merge", "flash-attention#2388", _split, "merge_plain", schedule=SPLITS)
+@mutant("merge", "flash-attention#2388", _split, "merge_plain", caught="tail-4-f32", schedule=SPLITS)
 class merge_exchanges_maxima(Rules):
     """Each split is weighted by the other's maximum: it is read with the wrong stride."""
 
@@ -64,7 +67,7 @@ class merge_exchanges_maxima(Rules):
         return super().merge(a._replace(m=b.m), b._replace(m=a.m))
 
 
-@mutant("merge", "", _split, "merge_plain", schedule=SPLITS)
+@mutant("merge", "", _split, "merge_plain", caught="tail-4-f32", schedule=SPLITS)
 class last_split_alone(Rules):
     """Only the last split is returned."""
 
@@ -72,7 +75,7 @@ class last_split_alone(Rules):
         return b
 
 
-@mutant("merge", "", _split, "lse_16_bit", schedule=SPLITS, semantic=False)
+@mutant("merge", "", _split, "lse_16_bit", caught="blocks-x-out-f32-f16", semantic=False, schedule=SPLITS)
 class merge_of_16_bit_maxima(Rules):
     """The maxima of splits are handed over in bfloat16."""
 
@@ -80,7 +83,9 @@ class merge_of_16_bit_maxima(Rules):
         return super().merge(a._replace(m=self.round(a.m, "bfloat16")), b._replace(m=self.round(b.m, "bfloat16")))
 
 
-@mutant("precision", "llama.cpp#17610", _split, "accumulator_16_bit", schedule=SPLITS, semantic=False)
+@mutant(
+    "precision", "llama.cpp#17610", _split, "accumulator_16_bit", caught="tail-4-f32", semantic=False, schedule=SPLITS,
+)  # fmt: skip
 class bf16_merge(Rules):
     """The output is rounded to bfloat16 at each merge of splits."""
 
@@ -96,7 +101,7 @@ def _sinks(case: Case) -> bool:
     return case.sinks is not None
 
 
-@mutant("merge", "kekzl/imp#1303 kekzl/imp#1345 vllm-metal#550", _sinks)
+@mutant("merge", "kekzl/imp#1303 kekzl/imp#1345 vllm-metal#550", _sinks, caught="no-keys-sinks-bf16")
 class sinks_dropped(Rules):
     """The sink does not join the denominator."""
 
@@ -104,7 +109,7 @@ class sinks_dropped(Rules):
         return None
 
 
-@mutant("merge", "kekzl/imp#1303", _sinks, "sinks_per_split", schedule=SPLITS)
+@mutant("merge", "kekzl/imp#1303", _sinks, "sinks_per_split", caught="no-keys-sinks-bf16", schedule=SPLITS)
 class sinks_per_split(Rules):
     """The sink joins the denominator once in each split."""
 
@@ -112,7 +117,7 @@ class sinks_per_split(Rules):
         return np.asarray(sinks[h] + np.log(self.schedule.splits), self.dtype)
 
 
-@mutant("merge", "kekzl/imp#1303", _sinks, "sinks_per_split")
+@mutant("merge", "kekzl/imp#1303", _sinks, "sinks_per_split", caught="no-keys-sinks-bf16")
 class sinks_twice(Rules):
     """The sink joins the denominator twice."""
 
@@ -120,7 +125,10 @@ class sinks_twice(Rules):
         return np.asarray(sinks[h] + np.log(2.0), self.dtype)
 
 
-@mutant("merge", "vllm#9136 hpc-ops#6", lambda case: _sinks(case) and case.H > 1, "sinks_dropped")
+@mutant(
+    "merge", "vllm#9136 hpc-ops#6", lambda case: _sinks(case) and case.H > 1, "sinks_dropped",
+    caught="no-keys-sinks-bf16",
+)  # fmt: skip
 class sinks_of_next_head(Rules):
     """Each head has the sink of the next."""
 
@@ -128,7 +136,10 @@ class sinks_of_next_head(Rules):
         return super().sink(sinks, (h + 1) % len(sinks))
 
 
-@mutant("merge", "kekzl/imp#1303", lambda case: _sinks(case) and wants("lse")(case), "sinks_in_lse", shows="lse")
+@mutant(
+    "merge", "kekzl/imp#1303", lambda case: _sinks(case) and wants("lse")(case), "sinks_in_lse",
+    caught="k-lens-0-sinks-br-f16", shows="lse",
+)  # fmt: skip
 class sinks_not_in_lse(Wrapped):
     """lse lacks the sink, though the output has it."""
 
@@ -145,7 +156,10 @@ def _without(given: Mapping[str, Any], name: str) -> dict[str, Any]:
 # lse
 
 
-@mutant("merge", "flashinfer#2113 flashinfer#4485 sglang#35045 pytorch#181645", wants("lse"), shows="lse")
+@mutant(
+    "merge", "flashinfer#2113 flashinfer#4485 sglang#35045 pytorch#181645", wants("lse"), caught="one-token-f32",
+    shows="lse",
+)  # fmt: skip
 class lse_base_2(Rules):
     """lse is left as log2 of the sum."""
 
@@ -153,7 +167,7 @@ class lse_base_2(Rules):
         return lse * self.dtype.type(np.log2(np.e))
 
 
-@mutant("merge", "FlashMLA#106", wants("lse"), "lse_scale", shows=f"lse {GRADS}")
+@mutant("merge", "FlashMLA#106", wants("lse"), "lse_scale", caught="bias-queries-f32")
 class lse_without_maximum(Rules):
     """lse is log l: the maximum that was subtracted is not added again."""
 
@@ -165,7 +179,7 @@ class lse_without_maximum(Rules):
 @mutant(
     "merge", "vllm-project/flash-attention#34 FlashMLA#106",
     lambda case: wants("lse")(case) and case.scale != 1 and (case.scale is not None or case.D > 1), "lse_scale",
-    shows="lse",
+    caught="bias-queries-f32", shows="lse",
 )  # fmt: skip
 class lse_of_unscaled_scores(Wrapped):
     """lse is that of scores without the scale."""
@@ -176,7 +190,10 @@ class lse_of_unscaled_scores(Wrapped):
         return y | self(dataclasses.replace(case, scale=1.0, want=frozenset({"lse"})), given)
 
 
-@mutant("merge", "hpc-ops#6", lambda case: wants("lse")(case) and case.H > 1, "lse_head", shows="lse")
+@mutant(
+    "merge", "hpc-ops#6", lambda case: wants("lse")(case) and case.H > 1, "lse_head", caught="heads-16-f64",
+    shows="lse",
+)  # fmt: skip
 class lse_of_first_head_of_group(Wrapped):
     """lse of each head is that of the first of its group, or without groups of head 0."""
 
@@ -187,7 +204,7 @@ class lse_of_first_head_of_group(Wrapped):
 
 @mutant(
     "precision", "jax:nn.dot_product_attention", lambda case: wants("lse")(case) and case.dtype != "float64",
-    "lse_16_bit", shows="lse", semantic=False,
+    "lse_16_bit", caught="lse-alone-tree-bf16", shows="lse", semantic=False,
 )  # fmt: skip
 class lse_in_bf16(Rules):
     """lse is rounded to bfloat16."""
@@ -197,8 +214,9 @@ class lse_in_bf16(Rules):
 
 
 @mutant(
-    "precision", "jax:nn.dot_product_attention", lambda case: wants("lse")(case) and case.dtype in ("float16",
-    "bfloat16"), "lse_16_bit", shows="lse", semantic=False,
+    "precision", "jax:nn.dot_product_attention",
+    lambda case: wants("lse")(case) and case.dtype in ("float16", "bfloat16"), "lse_16_bit",
+    caught="lse-alone-tree-bf16", shows="lse", semantic=False,
 )  # fmt: skip
 class lse_has_dtype_of_keys(Wrapped):
     """lse is returned in the dtype of the keys."""

@@ -36,7 +36,9 @@ class LateChunks(Chunked):
         return super().__call__(b, h, i + 1, j, lq, lk)
 
 
-@mutant("pattern", "transformers#37414 transformers#40214", has("Chunked("), "chunk_boundary")
+@mutant(
+    "pattern", "transformers#37414 transformers#40214", has("Chunked("), "chunk_boundary", caught="chunks-x-lse-bf16",
+)  # fmt: skip
 class chunks_begin_early(Rules):
     """A chunk of local attention begins a query early: the last query of each sees the next chunk."""
 
@@ -44,7 +46,7 @@ class chunks_begin_early(Rules):
         return rewritten(mask, lambda m: LateChunks(m.size, m.align) if isinstance(m, Chunked) else m)
 
 
-@mutant("pattern", "ValkyriaLenneth/Longformer_ZH#5", has("Dilated("))
+@mutant("pattern", "ValkyriaLenneth/Longformer_ZH#5", has("Dilated("), caught="dilated-x-decode-f64")
 class dilation_ignored(Rules):
     """The keys of a dilated window are next to each other."""
 
@@ -57,7 +59,7 @@ class SeenByAll(GlobalTokens):
         return super().__call__(b, h, np.full_like(i, -(2**40)), j, lq, lk)
 
 
-@mutant("pattern", "allenai/longformer#254 allenai/longformer#28", has("GlobalTokens("))
+@mutant("pattern", "allenai/longformer#254 allenai/longformer#28", has("GlobalTokens("), caught="scores-global-f16")
 class global_one_way(Rules):
     """All see the global tokens, which see no more than others do."""
 
@@ -65,7 +67,7 @@ class global_one_way(Rules):
         return rewritten(mask, lambda m: SeenByAll(m.tokens, m.align) if isinstance(m, GlobalTokens) else m)
 
 
-@mutant("pattern", "sglang#20278", has("Tree("))
+@mutant("pattern", "sglang#20278", has("Tree("), caught="tree-x-decode-e4m3")
 class tree_as_causal(Rules):
     """The nodes of a token tree are causal: siblings see one another."""
 
@@ -78,7 +80,10 @@ class NoneIsLast(Gathered):
         return super().__call__(b, h, i, j, lq, lk) | super().__call__(b, h, i, np.where(j == lk - 1, -1, j), lq, lk)
 
 
-@mutant("pattern", "Megatron-LM#3674 flash-attention#2755", has("Gathered(", "-1"), "gathered_none")
+@mutant(
+    "pattern", "Megatron-LM#3674 flash-attention#2755", has("Gathered(", "-1"), "gathered_none",
+    caught="gathered-x-decode-bf16",
+)  # fmt: skip
 class gathered_none_is_last(Rules):
     """-1, which stands for no key, is taken for the index of the last one."""
 
@@ -98,7 +103,7 @@ def _uneven_trees(case: Case) -> bool:
     return "Tree(((" in repr(case.mask)
 
 
-@mutant("pattern", "trymirai/lalamo#207", _uneven_trees, "tree_prefix")
+@mutant("pattern", "trymirai/lalamo#207", _uneven_trees, "tree_prefix", caught="tree-ragged-bf16")
 class tree_prefix_short(Rules):
     """The keys before a tree are counted from the largest tree of the batch: smaller ones lose some."""
 
@@ -109,7 +114,7 @@ class tree_prefix_short(Rules):
 # documents and drawn masks
 
 
-@mutant("pattern", "xformers#1185", has("Documents("), "documents_lost")
+@mutant("pattern", "xformers#1185", has("Documents("), "documents_lost", caught="documents-x-decode-f32")
 class documents_ignored(Rules):
     """All tokens are of one document."""
 
@@ -122,8 +127,8 @@ def _drawn(case: Case) -> bool:
 
 
 @mutant(
-    "mask", "rasbt/LLMs-from-scratch#1061 x-transformers#160 pytorch#170400 pytorch#120668 tinygrad#8674",
-    _drawn, "polarity",
+    "mask", "rasbt/LLMs-from-scratch#1061 x-transformers#160 pytorch#170400 pytorch#120668 tinygrad#8674", _drawn,
+    "polarity", caught="drawn-f32",
 )  # fmt: skip
 class mask_inverted(Rules):
     """A boolean mask is read the wrong way round: True hides."""
@@ -132,7 +137,7 @@ class mask_inverted(Rules):
         return rewritten(mask, lambda m: Not(m) if isinstance(m, (Dense, BlockSparse)) else m)
 
 
-@mutant("mask", "flashinfer#3176", _drawn, "mask_transposed")
+@mutant("mask", "flashinfer#3176", _drawn, "mask_transposed", caught="drawn-f32")
 class mask_transposed(Rules):
     """A boolean mask is read with rows and columns exchanged."""
 
@@ -145,7 +150,8 @@ class mask_transposed(Rules):
 
 
 @mutant(
-    "mask", "onnx:rank-3-mask-test", lambda case: _drawn(case) and case.H > 1, "mask_broadcast"
+    "mask", "onnx:rank-3-mask-test", lambda case: _drawn(case) and case.H > 1, "mask_broadcast",
+    caught="gqa-mask-per-head-f32",
 )  # fmt: skip
 class mask_of_head_0(Rules):
     """A boolean mask of each head: that of the first is used for all."""
@@ -155,7 +161,8 @@ class mask_of_head_0(Rules):
 
 
 @mutant(
-    "mask", "flash-attention#772", lambda case: case.mask is not None and case.B > 1, "batch_dropped"
+    "mask", "flash-attention#772", lambda case: case.mask is not None and case.B > 1, "batch_dropped",
+    caught="drawn-per-batch-f16",
 )  # fmt: skip
 class mask_of_entry_0(Rules):
     """The mask of the first batch entry is used for all, with each entry's own lengths."""
@@ -168,7 +175,7 @@ def _blocks_differ(m: Mask) -> bool:
     return isinstance(m, BlockSparse) and m.block_q != m.block_k
 
 
-@mutant("pattern", "pytorch#165838", has("BlockSparse("), "block_mask_scaled")
+@mutant("pattern", "pytorch#165838", has("BlockSparse("), "block_mask_scaled", caught="blocks-f32")
 class block_sizes_exchanged(Rules):
     """The blocks of a block mask are as high as they should be wide."""
 
@@ -191,7 +198,7 @@ def _joined(mask: Any, kind: type[Mask]) -> Any:
     return mask
 
 
-@mutant("mask", "jax#32300", has(" | "), "mask_union")
+@mutant("mask", "jax#32300", has(" | "), "mask_union", caught="longformer-f32")
 class union_of_one(Rules):
     """Of two masks joined by or, only the first is applied."""
 
@@ -199,7 +206,7 @@ class union_of_one(Rules):
         return _joined(mask, Or)
 
 
-@mutant("mask", "xformers#1185 jax#32300", has(" & "), "documents_lost")
+@mutant("mask", "xformers#1185 jax#32300", has(" & "), "documents_lost", caught="rotary-documents-f32")
 class intersection_of_one(Rules):
     """Of two masks joined by and, only the first is applied."""
 

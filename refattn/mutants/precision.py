@@ -12,7 +12,7 @@ from ..dtypes import FORMATS, round_to
 from ..online import State
 from ..precision import Precision
 from ..streaming import Rules
-from .catalogue import GRADS, TILES, always, mutant, wants
+from .catalogue import TILES, always, mutant, wants
 
 __all__: list[str] = []
 
@@ -31,7 +31,10 @@ def _many_tiles(case: Case) -> bool:
 # accumulators
 
 
-@mutant("precision", "llama.cpp#17610 llama.cpp#13975", always, "accumulator_16_bit", semantic=False)
+@mutant(
+    "precision", "llama.cpp#17610 llama.cpp#13975", always, "accumulator_16_bit", caught="one-token-f32",
+    semantic=False,
+)  # fmt: skip
 class bf16_accumulator(Rules):
     """The running output is kept in bfloat16 between tiles."""
 
@@ -42,7 +45,10 @@ class bf16_accumulator(Rules):
         return after._replace(o=self.round(after.o, "bfloat16"))
 
 
-@mutant("precision", "llama.cpp#13975 llama.cpp#17746 ComfyUI#9773", always, "pv_fp16", semantic=False)
+@mutant(
+    "precision", "llama.cpp#13975 llama.cpp#17746 ComfyUI#9773", always, "pv_fp16", caught="constant-v-f16",
+    semantic=False,
+)  # fmt: skip
 class pv_in_fp16(Rules):
     """p·v is accumulated in float16, which overflows."""
 
@@ -53,8 +59,10 @@ class pv_in_fp16(Rules):
         return after._replace(o=self.round(after.o, "float16"))
 
 
-@mutant("precision", "llama.cpp#17558 flash-attention#543 tinygrad#4985 MIGraphX#2556", always, "qk_fp16",
-        semantic=False)  # fmt: skip
+@mutant(
+    "precision", "llama.cpp#17558 flash-attention#543 tinygrad#4985 MIGraphX#2556", always, "qk_fp16",
+    caught="scores-e4m3", semantic=False,
+)  # fmt: skip
 class qk_in_fp16(Rules):
     """q·k is held in float16, which overflows, before it is scaled."""
 
@@ -63,7 +71,7 @@ class qk_in_fp16(Rules):
         return self.round(held * self.dtype.type(scale), self.precision.scores)
 
 
-@mutant("precision", "autoware-ml#95", always, "row_sum_fp16", semantic=False)
+@mutant("precision", "autoware-ml#95", always, "row_sum_fp16", caught="gqa-mask-per-head-f32", semantic=False)
 class row_sum_in_fp16(Rules):
     """The row sum is held in float16 between tiles."""
 
@@ -74,7 +82,7 @@ class row_sum_in_fp16(Rules):
         return after._replace(l=self.round(after.l, "float16"))
 
 
-@mutant("precision", "jax:without-x64", _of("float64"), "float64_demoted", semantic=False)
+@mutant("precision", "jax:without-x64", _of("float64"), "float64_demoted", caught="cache-first-f64", semantic=False)
 class float64_in_float32(Rules):
     """Inputs of float64 are computed with in float32."""
 
@@ -82,7 +90,7 @@ class float64_in_float32(Rules):
         return replace(precision, accumulate="float32") if precision.inputs == "float64" else precision
 
 
-@mutant("precision", "mlx:test_fast_sdpa", _of("float32"), "tf32", semantic=False)
+@mutant("precision", "mlx:test_fast_sdpa", _of("float32"), "tf32", caught="grad-cancelling-f32", semantic=False)
 class products_in_tf32(Rules):
     """q and k of float32 are rounded to the ten bits of TF32 before they are multiplied."""
 
@@ -101,7 +109,10 @@ def _tf32(x: Array) -> Array:
 # scores and weights
 
 
-@mutant("precision", "transformers:eager_attention_forward", _of(*SIXTEEN), "scores_16_bit", semantic=False)
+@mutant(
+    "precision", "transformers:eager_attention_forward", _of(*SIXTEEN), "scores_16_bit", caught="scores-f16-out-bf16",
+    semantic=False,
+)  # fmt: skip
 class scores_in_16_bits(Rules):
     """Scores are rounded to the inputs' 16 bits before softmax, undeclared."""
 
@@ -109,7 +120,10 @@ class scores_in_16_bits(Rules):
         return replace(precision, scores=precision.inputs) if precision.inputs in SIXTEEN else precision
 
 
-@mutant("precision", "transformers:eager_attention_forward", _of(*SIXTEEN), "scores_16_bit", semantic=False)
+@mutant(
+    "precision", "transformers:eager_attention_forward", _of(*SIXTEEN), "scores_16_bit", caught="scores-f16-out-bf16",
+    semantic=False,
+)  # fmt: skip
 class eager_undeclared(Rules):
     """Weights are normalised before they are rounded, and scores held in 16 bits: the eager way, undeclared."""
 
@@ -119,7 +133,7 @@ class eager_undeclared(Rules):
         return replace(precision, scores=precision.inputs, weights_normalised=True)
 
 
-@mutant("precision", "", _of(*SIXTEEN), "scores_16_bit", semantic=False)
+@mutant("precision", "", _of(*SIXTEEN), "scores_16_bit", caught="scores-f16-out-bf16", semantic=False)
 class q_scaled_in_16_bits(Rules):
     """q times scale is rounded to 16 bits beforehand, undeclared."""
 
@@ -131,7 +145,7 @@ def _float8(case: Case) -> bool:
     return case.dtype.startswith("float8")
 
 
-@mutant("precision", "flash-attention#2717", _float8, "p_underflow", semantic=False)
+@mutant("precision", "flash-attention#2717", _float8, "p_underflow", caught="cache-e4m3", semantic=False)
 class weights_in_float8(Rules):
     """Weights are rounded to float8 before p·v where inputs are, undeclared."""
 
@@ -140,7 +154,7 @@ class weights_in_float8(Rules):
         return replace(precision, weights=precision.inputs) if narrow else precision
 
 
-@mutant("precision", "", _of(*SIXTEEN), "p_underflow", semantic=False)
+@mutant("precision", "", _of(*SIXTEEN), "p_underflow", caught="paged-tree-bf16", semantic=False)
 class weights_truncated(Rules):
     """Weights are cut to 16 bits, and not rounded."""
 
@@ -159,19 +173,10 @@ def _cut(x: Array, name: str) -> Array:
     return np.where(np.abs(near) > np.abs(x.astype(np.float64)), lower, near)
 
 
-@mutant("precision", "flashinfer#4979", lambda case: case.quant is not None and case.dtype in SIXTEEN,
-        "descale_dropped", semantic=False)  # fmt: skip
-class dequantised_to_float8(Rules):
-    """Dequantised keys and values are rounded to float8 on the way."""
-
-    def contract(self, precision: Precision) -> Precision:
-        return replace(precision, dequantised="float8_e5m2")
-
-
 # exp, tanh
 
 
-@mutant("precision", "", always, "lse_scale", semantic=False, shows=f"out lse {GRADS}")
+@mutant("precision", "", always, "lse_scale", caught="bias-queries-f32", semantic=False)
 class log2e_in_bf16(Rules):
     """exp is exp2 with log2(e) rounded to bfloat16: 1.4453 for 1.4427."""
 
@@ -179,7 +184,7 @@ class log2e_in_bf16(Rules):
         return np.asarray(np.exp2((x - shift).astype(np.float64) * 1.4453125).astype(self.dtype))
 
 
-@mutant("precision", "", always, "lse_scale", semantic=False)
+@mutant("precision", "", always, "lse_scale", caught="bias-queries-f32", semantic=False)
 class log2e_in_fp16(Rules):
     """exp is exp2 with log2(e) rounded to float16: 1.44238 for 1.44270."""
 
@@ -187,7 +192,9 @@ class log2e_in_fp16(Rules):
         return np.asarray(np.exp2((x - shift).astype(np.float64) * 1.4423828125).astype(self.dtype))
 
 
-@mutant("precision", "flash-attention@c2006099", always, "large_logits", semantic=False)
+@mutant(
+    "precision", "flash-attention@c2006099", always, "large_logits", caught="mod-softsign-large-bf16", semantic=False,
+)  # fmt: skip
 class exp_by_a_parabola(Rules):
     """exp2 of the fraction is a polynomial of degree 2, off by 0.2 %."""
 
@@ -199,7 +206,7 @@ class exp_by_a_parabola(Rules):
         return np.asarray(np.where(np.isfinite(y), found, np.exp2(y)).astype(self.dtype))
 
 
-@mutant("precision", "", always, "large_logits", semantic=False)
+@mutant("precision", "", always, "large_logits", caught="mod-softsign-large-bf16", semantic=False)
 class exp_off_by_4096th(Rules):
     """exp is too large by 2^-12, but for exp(0)."""
 
@@ -208,7 +215,10 @@ class exp_off_by_4096th(Rules):
         return np.where(x == shift, y, y * self.dtype.type(1 + 2.0**-12))
 
 
-@mutant("precision", "", lambda case: case.softcap is not None, "softcap_dropped", semantic=False)
+@mutant(
+    "precision", "", lambda case: case.softcap is not None, "softcap_dropped", caught="scores-f16-out-bf16",
+    semantic=False,
+)  # fmt: skip
 class tanh_approximate(Rules):
     """tanh is off by 2^-11, as tanh.approx.f32 is, undeclared."""
 
@@ -220,7 +230,7 @@ class tanh_approximate(Rules):
 # what is stored
 
 
-@mutant("precision", "", always, "accumulator_16_bit", semantic=False)
+@mutant("precision", "", always, "accumulator_16_bit", caught="blocks-x-k-lens-f16", semantic=False)
 class stored_truncated(Rules):
     """What is returned is cut to its format, and not rounded."""
 
@@ -229,7 +239,7 @@ class stored_truncated(Rules):
         return super().store(_cut(x, name) if narrow else x, name)
 
 
-@mutant("precision", "", _of("bfloat16"), "accumulator_16_bit", semantic=False)
+@mutant("precision", "", _of("bfloat16"), "accumulator_16_bit", caught="padding-x-decode-bf16", semantic=False)
 class stored_through_fp16(Rules):
     """What is returned in bfloat16 was rounded to float16 before."""
 
@@ -237,7 +247,7 @@ class stored_through_fp16(Rules):
         return super().store(self.round(x, "float16") if name == "bfloat16" else x, name)
 
 
-@mutant("precision", "cuda:-ftz=true", always, "subnormal", semantic=False)
+@mutant("precision", "cuda:-ftz=true", always, "subnormal", caught="tiny-f32", semantic=False)
 class subnormals_flushed(Rules):
     """Subnormal outputs are flushed to zero."""
 
@@ -248,8 +258,10 @@ class subnormals_flushed(Rules):
 # gradients
 
 
-@mutant("precision", "pytorch:cpu-flash-backward", lambda case: case.dtype in SIXTEEN and wants("dk", "dv")(case),
-        "grad_16_bit", shows="dk dv", semantic=False)  # fmt: skip
+@mutant(
+    "precision", "pytorch:cpu-flash-backward", lambda case: case.dtype in SIXTEEN and wants("dk", "dv")(case),
+    "grad_16_bit", caught="padding-x-square-f16", shows="dk dv", semantic=False,
+)  # fmt: skip
 class dkdv_in_16_bits(Rules):
     """dk and dv are kept in 16 bits from one tile of queries to the next, undeclared."""
 
@@ -257,8 +269,10 @@ class dkdv_in_16_bits(Rules):
         return replace(precision, grad_q_block=16) if precision.inputs in SIXTEEN else precision
 
 
-@mutant("precision", "pytorch:cpu-flash-backward", lambda case: case.dtype in SIXTEEN and wants("dq")(case),
-        "grad_16_bit", shows="dq", semantic=False)  # fmt: skip
+@mutant(
+    "precision", "pytorch:cpu-flash-backward", lambda case: case.dtype in SIXTEEN and wants("dq")(case), "grad_16_bit",
+    caught="grad-keys-4k-bf16", shows="dq", semantic=False,
+)  # fmt: skip
 class dq_in_16_bits(Rules):
     """dq is kept in 16 bits from one tile of keys to the next, undeclared."""
 
@@ -266,8 +280,11 @@ class dq_in_16_bits(Rules):
         return replace(precision, grad_k_block=64) if precision.inputs in SIXTEEN else precision
 
 
-@mutant("precision", "", lambda case: case.dtype in SIXTEEN and wants("dq", "dk", "dbias", "dscale", "dsinks",
-        "dsoftcap")(case), "delta_missing", shows="dq dk dbias dscale dsinks dsoftcap", semantic=False)  # fmt: skip
+@mutant(
+    "precision", "",
+    lambda case: case.dtype in SIXTEEN and wants("dq", "dk", "dbias", "dscale", "dsinks", "dsoftcap")(case),
+    "delta_missing", caught="grad-f16", shows="dq dk dbias dscale dsinks dsoftcap", semantic=False,
+)  # fmt: skip
 class delta_in_bf16(Rules):
     """delta is rounded to bfloat16."""
 

@@ -17,8 +17,8 @@ Array = np.ndarray[Any, Any]
 
 
 @mutant(
-    "scale", "Megatron-LM#1501 Megatron-LM#1429",
-    lambda case: case.scale is None and case.D % 32 != 0, "scale_from_d",
+    "scale", "Megatron-LM#1501 Megatron-LM#1429", lambda case: case.scale is None and case.D % 32 != 0, "scale_from_d",
+    caught="one-token-f32",
 )  # fmt: skip
 class scale_from_padded_D(Rules):
     """The default scale comes from D rounded up to a multiple of 32."""
@@ -28,8 +28,8 @@ class scale_from_padded_D(Rules):
 
 
 @mutant(
-    "scale", "Megatron-LM#1429",
-    lambda case: case.scale is None and case.D != case.Dv and case.Dv > 0 and (case.D > 0), "scale_from_d",
+    "scale", "Megatron-LM#1429", lambda case: case.scale is None and case.D != case.Dv and case.Dv > 0 and (case.D > 0),
+    "scale_from_d", caught="shared-576-512-bf16",
 )  # fmt: skip
 class scale_from_Dv(Rules):
     """The default scale comes from the size of the values."""
@@ -42,6 +42,7 @@ class scale_from_Dv(Rules):
 @mutant(
     "scale", "attorch#14 metax-vllm#113",
     lambda case: case.scale is not None and case.scale != (case.D**-0.5 if case.D else 1.0), "scale_hard_coded",
+    caught="shared-scale-e5m2",
 )  # fmt: skip
 class scale_ignored(Rules):
     """The scale is D**-0.5, whatever is passed."""
@@ -50,7 +51,9 @@ class scale_ignored(Rules):
         return dataclasses.replace(case, scale=None)
 
 
-@mutant("scale", "onnxruntime:MultiHeadAttention", lambda case: case.scale == 0, "scale_zero")
+@mutant(
+    "scale", "onnxruntime:MultiHeadAttention", lambda case: case.scale == 0, "scale_zero", caught="scores-scale-0-f32",
+)  # fmt: skip
 class scale_0_is_default(Rules):
     """A scale of 0 is taken for the default."""
 
@@ -58,8 +61,10 @@ class scale_0_is_default(Rules):
         return dataclasses.replace(case, scale=case.scale or None)
 
 
-@mutant("scale", "onnx:reference-implementation-of-Attention-23", always, "scale_negative",
-        equal="where scale > 0, up to a rounding")  # fmt: skip
+@mutant(
+    "scale", "onnx:reference-implementation-of-Attention-23", always, "scale_negative",
+    caught="scores-negative-scale-f16", equal="where scale > 0, up to a rounding",
+)  # fmt: skip
 class scale_by_square_roots(Rules):
     """q and k are each multiplied by sqrt(scale), which is NaN where scale is negative."""
 
@@ -68,7 +73,10 @@ class scale_by_square_roots(Rules):
         return super().products(q * root, k * root, 1.0)
 
 
-@mutant("scale", "", lambda case: case.scale != 0, "scale_hard_coded", equal="in 16 bits within the bound")
+@mutant(
+    "scale", "", lambda case: case.scale != 0, "scale_hard_coded", caught="shared-scale-e5m2",
+    equal="out and gradients in 16 bits, up to the bound",
+)  # fmt: skip
 class scale_off_by_a_thousandth(Rules):
     """The scale is 0.1 % too large."""
 
@@ -76,7 +84,7 @@ class scale_off_by_a_thousandth(Rules):
         return super().products(q, k, scale * 1.001)
 
 
-@mutant("scale", "sgl-kernel-xpu#491", lambda case: case.softcap is not None)
+@mutant("scale", "sgl-kernel-xpu#491", lambda case: case.softcap is not None, caught="scores-f16-out-bf16")
 class softcap_dropped(Rules):
     """Softcap is accepted and not applied."""
 
@@ -87,6 +95,7 @@ class softcap_dropped(Rules):
 @mutant(
     "scale", "onnx#7865 onnx#7867 flash-attention#1025",
     lambda case: case.softcap is not None and (hides(case) or case.score_mod is not None),
+    caught="scores-softcap-bias-window-bf16",
 )  # fmt: skip
 class softcap_after_mask(Rules):
     """Softcap comes last and turns -inf into -softcap: what is hidden leaks."""
@@ -99,7 +108,8 @@ class softcap_after_mask(Rules):
 
 
 @mutant(
-    "scale", "emmtrix/emx-onnx-cgen#731 onnx#7913", lambda case: case.softcap is not None and case.bias is not None
+    "scale", "emmtrix/emx-onnx-cgen#731 onnx#7913", lambda case: case.softcap is not None and case.bias is not None,
+    caught="scores-softcap-bias-causal-f32",
 )  # fmt: skip
 class softcap_after_bias(Rules):
     """Softcap caps the scores with their bias."""
@@ -112,7 +122,7 @@ class softcap_after_bias(Rules):
         return super().logits(s + bias, softcap, None, visible, modify)
 
 
-@mutant("scale", "", lambda case: case.softcap is not None, "softcap_dropped")
+@mutant("scale", "", lambda case: case.softcap is not None, "softcap_dropped", caught="scores-f16-out-bf16")
 class softcap_not_multiplied_back(Rules):
     """Softcap is tanh(s / softcap), without the factor softcap."""
 
@@ -121,7 +131,7 @@ class softcap_not_multiplied_back(Rules):
         return (capped if in_caps is None else np.tanh(in_caps)), in_caps
 
 
-@mutant("scale", "", lambda case: case.softcap is not None, "softcap_dropped")
+@mutant("scale", "", lambda case: case.softcap is not None, "softcap_dropped", caught="scores-f16-out-bf16")
 class softcap_clips(Rules):
     """Scores are clipped at softcap, and not bent."""
 
@@ -138,8 +148,8 @@ def _modified(*but: str) -> Any:
 
 
 @mutant(
-    "score_mod", "onnx#7865 emmtrix/emx-onnx-cgen#731",
-    lambda case: _modified()(case) and case.softcap is not None, "score_mod_ignored",
+    "score_mod", "onnx#7865 emmtrix/emx-onnx-cgen#731", lambda case: _modified()(case) and case.softcap is not None,
+    "score_mod_ignored", caught="scores-mod-f64",
 )  # fmt: skip
 class mod_before_softcap(Rules):
     """The modifier sees the scores before they are capped, and softcap caps what it makes of them."""
@@ -153,8 +163,8 @@ class mod_before_softcap(Rules):
 
 
 @mutant(
-    "score_mod", "emmtrix/emx-onnx-cgen#731",
-    lambda case: _modified()(case) and case.bias is not None, "score_mod_ignored",
+    "score_mod", "emmtrix/emx-onnx-cgen#731", lambda case: _modified()(case) and case.bias is not None,
+    "score_mod_ignored", caught="mod-softcap-bias-bf16",
 )  # fmt: skip
 class mod_after_bias(Rules):
     """The modifier sees the scores with their bias."""
@@ -167,7 +177,7 @@ class mod_after_bias(Rules):
         return super().logits(s, softcap, None, visible, lambda capped: modify(capped + bias))
 
 
-@mutant("score_mod", "torch-xpu-ops#1444", lambda case: case.score_mod is not None)
+@mutant("score_mod", "torch-xpu-ops#1444", lambda case: case.score_mod is not None, caught="scores-mod-f64")
 class score_mod_ignored(Rules):
     """The modifier of the scores is accepted and not applied."""
 
@@ -180,6 +190,7 @@ class score_mod_ignored(Rules):
 @mutant(
     "score_mod", "flash-attention#2654 flash-attention#1937",
     lambda case: case.H > 1 and case.score_mod in ("distance", "tilt"), "score_mod_indices",
+    caught="mod-tilt-batch-f32",
 )  # fmt: skip
 class mod_of_head_0(Rules):
     """The modifier is told head 0 for all heads."""
@@ -191,6 +202,7 @@ class mod_of_head_0(Rules):
 @mutant(
     "score_mod", "attention-gym#86 flash-attention#2137",
     lambda case: case.score_mod == "relative" and (case.Lq > 1 or case.Lk > 1), "score_mod_indices",
+    caught="mod-k-lens-decode-f16",
 )  # fmt: skip
 class mod_transposed(Rules):
     """The modifier is told the query's index as the key's, and the key's as the query's."""
@@ -202,7 +214,7 @@ class mod_transposed(Rules):
 @mutant(
     "score_mod", "pytorch#185991 flash-attention#2654",
     lambda case: _modified("relative", "distance")(case) and wants("dq", "dk", "dscale", "dsoftcap")(case),
-    "score_mod_slope",
+    "score_mod_slope", caught="dsoftcap-mod-f32",
 )  # fmt: skip
 class mod_slope_missing(Rules):
     """The backward goes through the modifier as if its slope were 1."""
@@ -218,7 +230,10 @@ def _unlike(case: Case) -> bool:
     return hides(case) and wants("capped", "biased")(case)
 
 
-@mutant("matrices", "onnx#7913 onnxruntime#28379 emmtrix/emx-onnx-cgen#731", _unlike, "scores_stage")
+@mutant(
+    "matrices", "onnx#7913 onnxruntime#28379 emmtrix/emx-onnx-cgen#731", _unlike, "scores_stage",
+    caught="scores-drawn-f32",
+)  # fmt: skip
 class stages_exchanged(Rules):
     """The scores after softcap are returned for those after bias and mask, and the other way round."""
 
@@ -226,7 +241,7 @@ class stages_exchanged(Rules):
         return super().stages(scores, biased, capped, weights)
 
 
-@mutant("matrices", "flash-attention#902 flash-attention#106", wants("weights"))
+@mutant("matrices", "flash-attention#902 flash-attention#106", wants("weights"), caught="scores-all-masked-f16")
 class weights_unnormalised(Rules):
     """The weights returned are exp(t - m), not divided by their sum."""
 

@@ -10,7 +10,7 @@ from .. import online
 from ..case import Case
 from ..online import State
 from ..streaming import Logits, Rules
-from .catalogue import GRADS, TILES, always, hides, mutant
+from .catalogue import TILES, always, hides, mutant
 
 __all__: list[str] = []
 
@@ -21,7 +21,7 @@ def _many_tiles(case: Case) -> bool:
     return case.Lk > TILES.tile_k
 
 
-@mutant("online", "CUDATutorial#69 flash-attention#2082", _many_tiles)
+@mutant("online", "CUDATutorial#69 flash-attention#2082", _many_tiles, caught="rising-bf16")
 class missing_rescale(Rules):
     """The output so far is not multiplied by exp(m_old - m_new) when the maximum grows."""
 
@@ -32,7 +32,7 @@ class missing_rescale(Rules):
         return after._replace(o=after.o + state.o)
 
 
-@mutant("online", "CUDATutorial#69", _many_tiles, "missing_rescale")
+@mutant("online", "CUDATutorial#69", _many_tiles, "missing_rescale", caught="rising-bf16")
 class sum_not_rescaled(Rules):
     """The row sum so far is not multiplied by exp(m_old - m_new) when the maximum grows."""
 
@@ -43,7 +43,7 @@ class sum_not_rescaled(Rules):
         return after._replace(l=after.l + state.l)
 
 
-@mutant("online", "CUDATutorial#69", _many_tiles, "missing_rescale")
+@mutant("online", "CUDATutorial#69", _many_tiles, "missing_rescale", caught="rising-bf16")
 class rescale_squared(Rules):
     """The output so far is multiplied by exp(m_old - m_new) twice."""
 
@@ -55,7 +55,7 @@ class rescale_squared(Rules):
         return super().update(state._replace(o=state.o * keep[:, None]), t, v, visible, kept)
 
 
-@mutant("online", "llama.cpp#13991", _many_tiles, "rescale_underflow")
+@mutant("online", "llama.cpp#13991", _many_tiles, "rescale_underflow", caught="q8-gqa-6-bf16")
 class small_growth_not_rescaled(Rules):
     """Nothing is rescaled where the maximum grows by less than 8, though the new maximum is used."""
 
@@ -67,7 +67,10 @@ class small_growth_not_rescaled(Rules):
         return super().update(state._replace(m=np.where(small, m, state.m)), t, v, visible, kept)
 
 
-@mutant("online", "flash-attention#2082 flash-attention#2083 flash-attention#2174", always, "max_zero_start")
+@mutant(
+    "online", "flash-attention#2082 flash-attention#2083 flash-attention#2174", always, "max_zero_start",
+    caught="negative-f64",
+)  # fmt: skip
 class max_starts_at_zero(Rules):
     """The running maximum starts at 0, so that exp underflows where all logits are far below."""
 
@@ -76,7 +79,7 @@ class max_starts_at_zero(Rules):
         return state._replace(m=np.zeros_like(state.m))
 
 
-@mutant("online", "flash-attention#2082", always, "max_zero_start")
+@mutant("online", "flash-attention#2082", always, "max_zero_start", caught="far-below-f32")
 class max_starts_at_minus_10000(Rules):
     """The running maximum starts at -10000."""
 
@@ -86,7 +89,7 @@ class max_starts_at_minus_10000(Rules):
 
 
 @mutant(
-    "online", "flash-attention#2082", always, "max_zero_start",
+    "online", "flash-attention#2082", always, "max_zero_start", caught="bias-1e9-negative-f64",
     equal="where any visible logit is above -1e9: the running maximum is that of the logits then",
 )  # fmt: skip
 class max_starts_at_minus_1e9(Rules):
@@ -97,7 +100,7 @@ class max_starts_at_minus_1e9(Rules):
         return state._replace(m=np.full_like(state.m, -1e9))
 
 
-@mutant("online", "tinygrad#4985 MIGraphX#2556", always, "large_logits")
+@mutant("online", "tinygrad#4985 MIGraphX#2556", always, "large_logits", caught="large-logits-f64")
 class max_not_subtracted(Rules):
     """exp is taken of the logits as they are: it overflows."""
 
@@ -109,7 +112,7 @@ class max_not_subtracted(Rules):
         return after._replace(m=np.where(np.isneginf(after.m), after.m, 0))
 
 
-@mutant("online", "flash-attention#2082", hides, "max_before_mask")
+@mutant("online", "flash-attention#2082", hides, "max_before_mask", caught="causal-f16")
 class max_over_hidden_keys(Rules):
     """The maximum is taken over hidden keys too: where those are far above, all else underflows."""
 
@@ -130,7 +133,7 @@ class max_over_hidden_keys(Rules):
         return after._replace(m=np.where(sees, after.m, state.m))
 
 
-@mutant("online", "triton:tutorials/06-fused-attention", always, "grad_scale")
+@mutant("online", "triton:tutorials/06-fused-attention", always, "grad_scale", caught="grad-scale-0-f32")
 class exp2_for_exp(Rules):
     """exp2 is taken of logits that were not multiplied by log2(e)."""
 
@@ -138,7 +141,7 @@ class exp2_for_exp(Rules):
         return np.asarray(np.exp2((x - shift).astype(np.float64)).astype(self.dtype))
 
 
-@mutant("online", "KernelBench#165 Xilinx/mlir-air#1427", always)
+@mutant("online", "KernelBench#165 Xilinx/mlir-air#1427", always, caught="full-f32")
 class mean_of_v(Rules):
     """All visible keys weigh the same, as on inputs whose softmax is flat."""
 
@@ -148,7 +151,7 @@ class mean_of_v(Rules):
         return super().logits(np.zeros_like(s), softcap, bias, visible, modify)
 
 
-@mutant("online", "", always, "mean_of_v")
+@mutant("online", "", always, "mean_of_v", caught="full-f32")
 class weights_unsummed(Rules):
     """The output is not divided by the row sum."""
 
@@ -156,7 +159,7 @@ class weights_unsummed(Rules):
         return state.o, super().finish(state)[1]
 
 
-@mutant("online", "", always, "polarity", shows=f"out lse {GRADS}")
+@mutant("online", "", always, "polarity", caught="causal-tiny-f32")
 class softmin(Rules):
     """Scores have the other sign."""
 

@@ -24,7 +24,10 @@ def _starts(case: Case) -> bool:
     return any(sum(q_lens[:b]) != sum(k_lens[:b]) for b in range(case.B))
 
 
-@mutant("packed", "vllm-omni#3525", lambda case: isinstance(case.storage, Packed) and _starts(case), "packed_leak")
+@mutant(
+    "packed", "vllm-omni#3525", lambda case: isinstance(case.storage, Packed) and _starts(case), "packed_leak",
+    caught="packed-bias-grad-f32",
+)  # fmt: skip
 class keys_from_cu_seqlens_q(Rules):
     """The keys of a packed sequence are looked for where its queries start."""
 
@@ -41,7 +44,10 @@ def _partly_filled(case: Case) -> bool:
     return isinstance(case.storage, Paged) and any(n % case.storage.page_size and n < case.Lk for n in case.lengths[1])
 
 
-@mutant("paged", "pytorch#160861 vllm#47305 hw-native-sys/simpler#72", _partly_filled, "page_table_end")
+@mutant(
+    "paged", "pytorch#160861 vllm#47305 hw-native-sys/simpler#72", _partly_filled, "page_table_end",
+    caught="paged-16-decode-bf16",
+)  # fmt: skip
 class page_tail_read(Rules):
     """The length is rounded up to whole pages: what is left of the last page is read."""
 
@@ -52,7 +58,7 @@ class page_tail_read(Rules):
         return dataclasses.replace(case, k_lens=tuple(min(-(-n // size) * size, case.Lk) for n in case.k_lens))
 
 
-@mutant("paged", "hw-native-sys/pypto#470", lambda case: isinstance(case.storage, Paged))
+@mutant("paged", "hw-native-sys/pypto#470", lambda case: isinstance(case.storage, Paged), caught="scores-paged-f16")
 class pages_in_order(Rules):
     """Pages are taken one after the other, without the table."""
 
@@ -65,7 +71,7 @@ class pages_in_order(Rules):
 
 @mutant(
     "paged", "quic/efficient-transformers#1209 rocm-libraries#10474",
-    lambda case: isinstance(case.storage, Paged) and case.B > 1, "page_table_row",
+    lambda case: isinstance(case.storage, Paged) and case.B > 1, "page_table_row", caught="paged-tree-bf16",
 )  # fmt: skip
 class pages_of_entry_0(Rules):
     """All batch entries have the pages of the first."""
@@ -80,6 +86,7 @@ class pages_of_entry_0(Rules):
 @mutant(
     "shared", "ik_llama.cpp#2031 vllm#40705",
     lambda case: isinstance(case.storage, Shared) and case.Dv < case.D and wants("out")(case), "latent_rows",
+    caught="shared-scale-e5m2",
 )  # fmt: skip
 class v_from_last_columns(Rules):
     """v is taken for the last columns of k; it is the first."""
@@ -99,7 +106,10 @@ def _rows_beyond(case: Case) -> bool:
     return rows * max(case.storage.row, case.D, case.Dv, case.Lk) > 2**31
 
 
-@mutant("strided", "pytorch#187227 flash-attention#1500 flash-attention#2260", _rows_beyond, "offset_32_bit")
+@mutant(
+    "strided", "pytorch#187227 flash-attention#1500 flash-attention#2260", _rows_beyond, "offset_32_bit",
+    caught="far-heads-f16",
+)  # fmt: skip
 class offsets_of_32_bits(Rules):
     """The offset of a row is an int32 whose sign is lost: beyond 2**31 elements it begins again."""
 
@@ -124,7 +134,7 @@ def _as_one(case: Case) -> bool:
     return isinstance(case.storage, Packed) and case.B > 1 and simple and plain
 
 
-@mutant("packed", "NeMo-RL#2105", _as_one, "packed_leak")
+@mutant("packed", "NeMo-RL#2105", _as_one, "packed_leak", caught="packed-dv-wide-f32")
 class packed_as_one_sequence(Kernel):
     """cu_seqlens is lost: all packed tokens are of one sequence."""
 
@@ -142,6 +152,7 @@ class packed_as_one_sequence(Kernel):
 @mutant(
     "packed", "flash-attention#2324 TransformerEngine#3333",
     lambda case: isinstance(case.storage, Packed) and case.storage.gap > 0 and case.B > 1, "packed_gap",
+    caught="packed-gap-grad-f16",
 )  # fmt: skip
 class gaps_not_counted(Rules):
     """The keys of packed sequences are looked for as if there were no gaps between them."""
@@ -161,6 +172,7 @@ class gaps_not_counted(Rules):
 @mutant(
     "paged", "flashinfer#4347 ROCm/aiter#200",
     lambda case: isinstance(case.storage, Paged) and case.storage.page_size != 16 and case.Lk > 0, "page_size",
+    caught="e4m3-paged-1-bf16",
 )  # fmt: skip
 class pages_of_16(Rules):
     """Pages are taken to hold 16 tokens, whatever their size."""
@@ -175,8 +187,11 @@ class pages_of_16(Rules):
         return dense | {name: given[name][page, slot].swapaxes(1, 2) for name in "kv"}
 
 
-@mutant("paged", "vllm#5412 flash-attention#2303 flash-attention#2550", lambda case: isinstance(case.storage, Paged)
-        and any(n % case.storage.page_size for n in case.lengths[1]), "page_table_end")  # fmt: skip
+@mutant(
+    "paged", "vllm#5412 flash-attention#2303 flash-attention#2550",
+    lambda case: isinstance(case.storage, Paged) and any(n % case.storage.page_size for n in case.lengths[1]),
+    "page_table_end", caught="paged-empty-f32",
+)  # fmt: skip
 class last_page_dropped(Rules):
     """The last page is not attended to unless it is full."""
 
@@ -195,8 +210,10 @@ def _appends(case: Case) -> bool:
     return isinstance(case.storage, Cache) and case.Lq > 0 and case.B > 0
 
 
-@mutant("cache", "onnxruntime#27791", lambda case: _appends(case) and any(n > case.Lq for n in case.lengths[1]),
-        "cache_chunk")  # fmt: skip
+@mutant(
+    "cache", "onnxruntime#27791", lambda case: _appends(case) and any(n > case.Lq for n in case.lengths[1]),
+    "cache_chunk", caught="cache-f32",
+)  # fmt: skip
 class past_ignored(Rules):
     """Only the new tokens are attended to, and not those of the cache."""
 
@@ -207,7 +224,9 @@ class past_ignored(Rules):
         return dataclasses.replace(case, mask=past if case.mask is None else case.mask & past)
 
 
-@mutant("cache", "flash-attention#772", lambda case: _appends(case) and case.B > 1, "cache_slot")
+@mutant(
+    "cache", "flash-attention#772", lambda case: _appends(case) and case.B > 1, "cache_slot", caught="cache-first-f64",
+)  # fmt: skip
 class cache_of_entry_before(Rules):
     """New tokens are appended to the cache of the entry before, at this one's length."""
 
@@ -219,8 +238,10 @@ class cache_of_entry_before(Rules):
         return dense
 
 
-@mutant("cache", "flash-attention#638 flash-attention#772", lambda case: _appends(case) and any(
-        n > case.Lq for n in case.lengths[1]), "cache_slot")  # fmt: skip
+@mutant(
+    "cache", "flash-attention#638 flash-attention#772",
+    lambda case: _appends(case) and any(n > case.Lq for n in case.lengths[1]), "cache_slot", caught="cache-alone-bf16",
+)  # fmt: skip
 class cache_slot_early(Rules):
     """New tokens are appended one slot too early: over the last one of the cache."""
 
@@ -233,8 +254,11 @@ class cache_slot_early(Rules):
         return dense
 
 
-@mutant("shared", "ik_llama.cpp#2031", lambda case: isinstance(case.storage, Shared) and case.Dv < case.D
-        and case.Lk > 1 and wants("out")(case), "latent_rows")  # fmt: skip
+@mutant(
+    "shared", "ik_llama.cpp#2031",
+    lambda case: isinstance(case.storage, Shared) and case.Dv < case.D and case.Lk > 1 and wants("out")(case),
+    "latent_rows", caught="shared-scale-e5m2",
+)  # fmt: skip
 class v_rows_stepped_by_Dv(Rules):
     """Rows of v, a part of k, are stepped by Dv elements, and not by D."""
 

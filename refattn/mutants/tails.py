@@ -12,7 +12,7 @@ from ..case import Case, Packed
 from ..memory import take_answer
 from ..online import State
 from ..streaming import Rules
-from .catalogue import GRADS, TILES, Wrapped, changed, mutant, wants
+from .catalogue import TILES, Wrapped, changed, mutant, wants
 
 __all__: list[str] = []
 
@@ -28,7 +28,7 @@ def _cut(t: Array, v: Array, visible: Array | None, kept: Array | None, n: int) 
     return t[:, :n], v[:n], None if visible is None else visible[:, :n], None if kept is None else kept[:, :n]
 
 
-@mutant("tails", "pytorch#169222 NNkernels.jl#16", _tail, "tail_scored")
+@mutant("tails", "pytorch#169222 NNkernels.jl#16", _tail, "tail_scored", caught="small-2x1-bf16")
 class tail_keys_scored(Rules):
     """The last tile is filled up with keys and values of zero, which are not masked."""
 
@@ -44,7 +44,7 @@ class tail_keys_scored(Rules):
         return super().update(state, t, v, visible, kept)
 
 
-@mutant("tails", "NNkernels.jl#16 pytorch#169222", _tail, "last_tile")
+@mutant("tails", "NNkernels.jl#16 pytorch#169222", _tail, "last_tile", caught="small-1x2-f32")
 class tail_dropped(Rules):
     """Keys past the last whole tile are not attended to."""
 
@@ -55,7 +55,7 @@ class tail_dropped(Rules):
         return super().update(state, *_cut(t, v, visible, kept, whole))
 
 
-@mutant("tails", "NNkernels.jl#16", _tail, "last_tile")
+@mutant("tails", "NNkernels.jl#16", _tail, "last_tile", caught="small-1x2-f32")
 class tail_twice(Rules):
     """The last tile, where it is not whole, is attended to twice."""
 
@@ -67,7 +67,7 @@ class tail_twice(Rules):
         return super().update(after, t, v, visible, kept) if tail else after
 
 
-@mutant("tails", "NNkernels.jl#16", _tail, "last_tile")
+@mutant("tails", "NNkernels.jl#16", _tail, "last_tile", caught="small-1x2-f32")
 class last_key_of_tail_dropped(Rules):
     """The last key is not attended to, unless it ends a whole tile."""
 
@@ -78,7 +78,7 @@ class last_key_of_tail_dropped(Rules):
         return super().update(state, *_cut(t, v, visible, kept, n))
 
 
-@mutant("tails", "", lambda case: case.Lk % TILES.tile_k in (60, 62), "last_tile")
+@mutant("tails", "", lambda case: case.Lk % TILES.tile_k in (60, 62), "last_tile", caught="tail-60-bf16")
 class last_key_of_some_tails_dropped(Rules):
     """The last key is not attended to where the last tile has 60 or 62 keys."""
 
@@ -98,7 +98,8 @@ def _may_be_poisoned(case: Case) -> bool:
 
 @mutant(
     "tails", "flash-attention#1745 flash-attention#2374 flash-attention#1395 vllm#936 vllm#641 transformers#46765",
-    _may_be_poisoned, "unused_slots_nan", shows="canary out", equal="where all of v is finite: 0 times it is 0",
+    _may_be_poisoned, "unused_slots_nan", caught="far-poisoned-f64", shows="canary out",
+    equal="where all of v is finite: 0 times it is 0",
 )  # fmt: skip
 class nan_of_hidden_values(Rules):
     """Hidden values are multiplied by a weight of 0, and not left out: NaN in one comes through."""
@@ -113,7 +114,7 @@ class nan_of_hidden_values(Rules):
 @mutant(
     "tails", "tilelang#2461 flash-attention#443",
     lambda case: case.q_lens is not None and wants("dk", "dv")(case) and min(case.q_lens) < case.Lq,
-    "rows_past_end_backward", shows="dk dv", semantic=False,
+    "rows_past_end_backward", caught="grad-sinks-f64", shows="dk dv", semantic=False,
 )  # fmt: skip
 class rows_past_end_reach_dk(Wrapped):
     """Rows beyond q_lens bring lse and delta that nobody wrote into dk and dv."""
@@ -127,7 +128,8 @@ class rows_past_end_reach_dk(Wrapped):
 
 @mutant(
     "tails", "flash-attention#443", lambda case: wants("dq")(case) and _tail(case), "grad_overflow",
-    shows="dq", semantic=False, equal="where lse is above -88, where exp(-lse) is finite",
+    caught="grad-tile-65x127-f32", shows="dq", equal="where lse is above -88, where exp(-lse) is finite",
+    semantic=False,
 )  # fmt: skip
 class tail_overflows_backward(Wrapped):
     """Keys past the last tile are not masked when the backward recomputes p = exp(0 - lse), which overflows."""
@@ -149,7 +151,8 @@ def _rows_left(case: Case) -> bool:
 
 
 @mutant(
-    "tails", "flash-attention#1076 pytorch#131257", _rows_left, "tail_queries", shows="out", semantic=False
+    "tails", "flash-attention#1076 pytorch#131257", _rows_left, "tail_queries", caught="q-lens-f64", shows="out",
+    semantic=False,
 )  # fmt: skip
 class last_rows_unwritten(Wrapped):
     """Rows past the last whole tile of queries are not written."""
@@ -161,8 +164,8 @@ class last_rows_unwritten(Wrapped):
 
 @mutant(
     "tails", "flash-attention#2324 fla#892 flash-attention#41",
-    lambda case: wants("dk", "dv")(case) and case.k_lens is not None and min(case.k_lens) < case.Lk,
-    "packed_gap", shows="dk dv", semantic=False,
+    lambda case: wants("dk", "dv")(case) and case.k_lens is not None and min(case.k_lens) < case.Lk, "packed_gap",
+    survives="what lies beyond k_lens does not exist, and is not judged", semantic=False,
 )  # fmt: skip
 class unused_gradients_unwritten(Wrapped):
     """Gradients beyond k_lens are not written, and hold NaN."""
@@ -175,9 +178,8 @@ class unused_gradients_unwritten(Wrapped):
 
 
 @mutant(
-    "tails", "flash-attention#638",
-    lambda case: isinstance(case.storage, Packed) and case.B > 1 and wants("out")(case), "packed_leak",
-    shows="out", semantic=False,
+    "tails", "flash-attention#638", lambda case: isinstance(case.storage, Packed) and case.B > 1 and wants("out")(case),
+    "packed_leak", caught="packed-dv-wide-f32", shows="out", semantic=False,
 )  # fmt: skip
 class rows_of_next_sequence_overwritten(Wrapped):
     """The last tile of a packed sequence is written whole: over the first rows of the next."""
@@ -190,7 +192,7 @@ class rows_of_next_sequence_overwritten(Wrapped):
         return changed(case, y, "out", lambda x: np.where(over[:, None, :, None], 0, x))
 
 
-@mutant("tails", "", lambda case: case.Lk > TILES.tile_k, "last_tile", shows=f"out lse {GRADS}")
+@mutant("tails", "", lambda case: case.Lk > TILES.tile_k, "last_tile", caught="tile-16x129-bf16")
 class first_tile_alone(Rules):
     """Only the first tile of keys that a row sees is attended to."""
 

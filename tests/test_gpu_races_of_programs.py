@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("greenlet", reason="no greenlet; pip install 'refattn[gpu-dev]'")
-pytest.importorskip("numba.cuda", reason="no numba-cuda; pip install 'refattn[gpu-dev]'")
+pytest.importorskip("numba_cuda", reason="no numba-cuda; pip install 'refattn[gpu-dev]'")
 pytest.importorskip("hypothesis", reason="no hypothesis; pip install 'refattn[test]'")
 
 from hypothesis import example, given, settings  # noqa: E402

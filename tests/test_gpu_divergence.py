@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("greenlet", reason="no greenlet; pip install 'refattn[gpu-dev]'")
-pytest.importorskip("numba.cuda", reason="no numba-cuda; pip install 'refattn[gpu-dev]'")
+pytest.importorskip("numba_cuda", reason="no numba-cuda; pip install 'refattn[gpu-dev]'")
 
 from numba import cuda  # noqa: E402
 
@@ -17,7 +17,7 @@ if not SIMULATED:
     pytest.skip("the executor needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 from gpu import simt  # noqa: E402
-from tests.gpu.provoked import refused, zeros  # noqa: E402
+from tests.gpu_provoked import refused, zeros  # noqa: E402
 
 
 @cuda.jit

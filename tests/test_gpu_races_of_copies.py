@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("greenlet", reason="no greenlet; pip install 'refattn[gpu-dev]'")
-pytest.importorskip("numba.cuda", reason="no numba-cuda; pip install 'refattn[gpu-dev]'")
+pytest.importorskip("numba_cuda", reason="no numba-cuda; pip install 'refattn[gpu-dev]'")
 
 from numba import cuda  # noqa: E402
 
@@ -18,7 +18,7 @@ if not SIMULATED:
     pytest.skip("the executor needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 from gpu import ptx, simt  # noqa: E402
-from tests.gpu.hazards import SCHEDULES, found, run  # noqa: E402
+from tests.gpu_hazards import SCHEDULES, found, run  # noqa: E402
 
 Z4, Z16 = np.zeros(4, np.uint8), np.zeros(16, np.uint8)
 

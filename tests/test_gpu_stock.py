@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("greenlet", reason="no greenlet; pip install 'refattn[gpu-dev]'")
-pytest.importorskip("numba.cuda", reason="no numba-cuda; pip install 'refattn[gpu-dev]'")
+pytest.importorskip("numba_cuda", reason="no numba-cuda; pip install 'refattn[gpu-dev]'")
 
 from numba import cuda, float32, float64, int32  # noqa: E402
 from numba import types as numba_types  # noqa: E402

@@ -1,6 +1,6 @@
 """The SASS gate: each row of the table holds, and the gate refuses by name what it is there to refuse.
 
-Kernels are compiled here, so it needs a process of its own: NUMBA_ENABLE_CUDASIM=0 pytest tests/gpu/test_sass.py.
+Kernels are compiled here, so it needs a process of its own: NUMBA_ENABLE_CUDASIM=0 pytest tests/test_gpu_sass.py.
 By default one row of each kernel and architecture is compiled, which one goes round as the kernels change;
 GPU_SASS=all takes all rows, as `python -m gpu.sass --check` does.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("numba.cuda", reason="no numba-cuda; pip install 'refattn[gpu-dev]'")
+pytest.importorskip("numba_cuda", reason="no numba-cuda; pip install 'refattn[gpu-dev]'")
 
 from numba import cuda  # noqa: E402
 from numba.cuda import types  # noqa: E402
@@ -25,7 +25,7 @@ from gpu.sass.gate import broken_rules, differences  # noqa: E402
 from gpu.target import SIMULATED  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
-    SIMULATED, reason="kernels are simulated in this process; NUMBA_ENABLE_CUDASIM=0 pytest tests/gpu/test_sass.py"
+    SIMULATED, reason="kernels are simulated in this process; NUMBA_ENABLE_CUDASIM=0 pytest tests/test_gpu_sass.py"
 )
 
 FLOATS, INTS, BYTES = types.float32[::1], types.int32[::1], types.uint8[::1]

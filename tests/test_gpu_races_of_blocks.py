@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("greenlet", reason="no greenlet; pip install 'refattn[gpu-dev]'")
 pytest.importorskip("hypothesis", reason="no hypothesis; pip install 'refattn[test]'")
-pytest.importorskip("numba.cuda", reason="no numba-cuda; pip install 'refattn[gpu-dev]'")
+pytest.importorskip("numba_cuda", reason="no numba-cuda; pip install 'refattn[gpu-dev]'")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
@@ -22,7 +22,7 @@ if not SIMULATED:
     pytest.skip("the executor needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 from gpu import simt  # noqa: E402
-from tests.gpu.hazards import SCHEDULES, found, run  # noqa: E402
+from tests.gpu_hazards import SCHEDULES, found, run  # noqa: E402
 
 Z4 = np.zeros(4, np.uint8)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("greenlet", reason="no greenlet; pip install 'refattn[gpu-dev]'")
-pytest.importorskip("numba.cuda", reason="no numba-cuda; pip install 'refattn[gpu-dev]'")
+pytest.importorskip("numba_cuda", reason="no numba-cuda; pip install 'refattn[gpu-dev]'")
 
 from numba import cuda  # noqa: E402
 

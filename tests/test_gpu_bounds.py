@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("greenlet", reason="no greenlet; pip install 'refattn[gpu-dev]'")
-pytest.importorskip("numba.cuda", reason="no numba-cuda; pip install 'refattn[gpu-dev]'")
+pytest.importorskip("numba_cuda", reason="no numba-cuda; pip install 'refattn[gpu-dev]'")
 
 from numba import cuda, float32, int32  # noqa: E402
 
@@ -18,7 +18,7 @@ if not SIMULATED:
     pytest.skip("the executor needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 from gpu import ptx, simt  # noqa: E402
-from tests.gpu.provoked import by_address, refused, zeros  # noqa: E402
+from tests.gpu_provoked import by_address, refused, zeros  # noqa: E402
 
 
 @cuda.jit
