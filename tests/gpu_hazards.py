@@ -34,5 +34,5 @@ def found(kernel: Any, names: str, schedule: Any, grid: int = 1, block: int = 64
     else:
         assert any(name in ("read after write", "syncwarp", "in flight", "nobody wrote") for name in names.split("|"))
     where = text.splitlines()[-1]
-    assert all(part in where for part in (f"{kernel.__name__}: block (", ", warp ", ", lane ", "test_races"))
+    assert all(part in where for part in (f"{kernel.__name__}: block (", ", warp ", ", lane ", "test_gpu_races"))
     run(kernel, 1, schedule, grid, block)

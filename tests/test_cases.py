@@ -28,10 +28,12 @@ from refattn.score_mods import SCORE_MODS
 
 USUAL = select()
 TILES = (16, 32, 64, 128, 256)
+TAIL = 64
 EDGES = sorted(tile + step for tile in TILES for step in (-1, 0, 1))
 LONG = (1000, 10_000, 2**15, 2**16, 999_999)
 KILLS = {
     "full-f32": "mean_of_v",
+    "full-f16": "v_is_k",
 }
 """what is kept for a mutant that it kills: all that it tries is tried by others"""
 
@@ -84,9 +86,10 @@ def _pairs(case: Case) -> frozenset[frozenset[str]]:
 
 
 def _sizes(case: Case) -> set[str]:
-    """Small lengths and those at the edge of tiles, each of which is to be tried, and each D."""
+    """Small lengths, those at the edge of tiles, each length of a tail, all of which are to be tried; and each D."""
     lengths = {f"{name}={n}" for name in ("Lq", "Lk") if (n := getattr(case, name)) in {0, 1, 2, 3, 5, *EDGES}}
-    return lengths | {f"D={case.D}"}
+    tail = {f"{case.Lk % TAIL} keys in a tail"} if case.Lk > TAIL else set()
+    return lengths | tail | {f"D={case.D}"}
 
 
 def _alone(cases: Iterable[Case]) -> dict[str, set[object]]:
@@ -236,6 +239,13 @@ def test_sizes() -> None:
         shapes = [case for case in USUAL if case.backward == backward]
         assert sum(case.Lq > case.Lk for case in shapes) >= 8 and sum(case.Lq < case.Lk for case in shapes) >= 8
         assert any(case.Dv > case.D for case in shapes)
+
+
+def test_tails() -> None:
+    """Every length of a tail that a tile of 64 can leave, of queries and of keys, where nothing else is asked for."""
+    plain = [case for case in USUAL if case.features() <= {f"dtype={case.dtype}", "Lq!=Lk"}]
+    for name in ("Lq", "Lk"):
+        assert {getattr(case, name) % TAIL for case in plain} == set(range(TAIL))
 
 
 def test_sizes_are_pairwise_different() -> None:

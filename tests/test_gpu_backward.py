@@ -99,13 +99,26 @@ def test_all_of_the_modifiers():
 
 
 def test_bias_that_hides():
-    """A bias of -inf hides keys, in one row all of them, and may be NaN or +inf where the mask hides."""
-    drawn = make(grad(Lq=37, Lk=37, bias=BiasSpec("BHQK"), mask=Causal("top_left")))
+    """A bias of -inf hides keys, in one row all of them; where the mask hides, a bias is NaN or +inf."""
+    drawn = make(grad(Lq=37, Lk=37, bias=BiasSpec("BHQK"), mask=Window(9, 0, "top_left")))
     bias = drawn.logical["bias"].copy()
     bias[..., 3:20] = bias[0, 1, 5] = -np.inf
-    bias[..., 1, 2:20], bias[..., 2, 3:] = np.nan, np.inf
+    i, j = np.indices((37, 37))
+    bias[..., i < j], bias[..., i > j + 9] = np.nan, np.inf
     problem = replace(drawn, logical={**drawn.logical, "bias": bias})
     check(problem, gradients(Backward(problem), ONE))
+
+
+def test_scores_far_below_zero():
+    """2**(0 - less) overflows: what stands in for keys and rows that do not exist must not be weighed."""
+    drawn = make(grad(B=2, Lq=19, Lk=37, k_lens=(37, 20), scale=1.0))
+    k = drawn.logical["k"].copy()
+    k[..., 0] = -64
+    q = drawn.logical["q"].copy()
+    q[..., 0] = 4
+    problem = replace(drawn, logical={**drawn.logical, "q": q, "k": k})
+    for tiles in (ONE, WIDE):
+        check(problem, gradients(Backward(problem), tiles))
 
 
 @pytest.mark.parametrize("sizes", [(32, 32), (33, 35)])

@@ -245,7 +245,7 @@ def test_both_sides_are_named() -> None:
         run(write_after_write, 0, "first")
     what, where = str(caught.value).splitlines()
     assert "writes shared offset" in what and "which warp 0, lane 0 wrote since the last syncthreads()" in what
-    assert "warp 1, lane 0, at test_races.py" in where and where.endswith("s[t - 32] = 0")
+    assert "warp 1, lane 0, at test_gpu_races.py" in where and where.endswith("s[t - 32] = 0")
 
 
 # ---- no false alarms

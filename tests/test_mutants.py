@@ -109,17 +109,16 @@ def test_what_a_mutant_does_not_touch_stays_the_same(name):
 @pytest.mark.parametrize("name", MUTANTS)
 def test_rows_of_the_catalogue(name):
     mutant = MUTANTS[name]
-    assert mutant.name == name == mutant.implementation.name and load(f"refattn.mutants:{name}") is MUTANTS[
-        name].implementation  # fmt: skip
-    assert re.fullmatch(r"[^a-z].{10,140}\.|exp.+\.|lse.+\.|q.+\.|d[a-z].+\.|v .+\.|p.v.+\.|delta.+\.|tanh.+\.|cu_.+\.|"
-                        r"10000 .+\.|softcap .+\.|-inf.+\.|-1, .+\.", mutant.what), mutant.what
+    assert mutant.name == name == mutant.implementation.name
+    assert load(f"refattn.mutants:{name}") is mutant.implementation
+    assert mutant.what.endswith(".") and 12 <= len(mutant.what) <= 140
     assert all(SOURCE.fullmatch(source) for source in mutant.seen), mutant.seen
     assert not mutant.flag or mutant.flag in FLAGS
     assert bool(mutant.caught) != bool(mutant.survives)
     rules = mutant.implementation.rules
     wrong = [rule for rule in vars(rules) if callable(getattr(rules, rule)) and not rule.startswith("__")]
     if rules is Rules:
-        assert type(mutant.implementation).__call__ is not Kernel.__call__ or type(mutant.implementation).after
+        assert issubclass(type(mutant.implementation), Kernel) and type(mutant.implementation) is not Kernel
     else:
         assert len(wrong) == 1 + (name in TWO_RULES), f"{name} changes {wrong}: one decision each"
         assert type(mutant.implementation) is Kernel

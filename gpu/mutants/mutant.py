@@ -14,7 +14,11 @@ Row = tuple[str, str, str, str, str]
 
 
 class Mutant(NamedTuple):
-    """`old`, which occurs once in gpu/kernels/`file`.py, becomes `new`; on `problem`, `caught` is the check that fails."""
+    """`old`, which occurs once in gpu/kernels/`file`.py, becomes `new`; on `problem`, `caught` is the check that fails.
+
+    `caught` is "bound" or the name of an error of `gpu.simt`; "Race or UninitialisedRead" where it depends on the schedule
+    whether the reader finds other bytes than it should, or none yet.
+    """
 
     what: str
     file: str
@@ -26,6 +30,10 @@ class Mutant(NamedTuple):
     @property
     def name(self) -> str:
         return f"{self.file}: {self.what}"
+
+    def allows(self, check: str) -> bool:
+        """Whether what has caught it is what the row says."""
+        return set(check.split(" or ")) <= set(self.caught.split(" or "))
 
     def lost(self) -> str | None:
         """Why it cannot be planted: its text has gone, or occurs more than once; else None."""

@@ -7,7 +7,9 @@ be no more than 1/64 of a rounding of P.
 
 A key head is generic if its rows are rounded independently: of a sample of scores (rows x PROBES keys) at least
 half differ from all others, and in half of the columns they spread over 8 roundings of P from row to row.  Columns of
-out that do not spread over four half units from row to row are left out: all rows are rounded alike there.
+out that do not spread over four half units from row to row are left out: all rows are rounded alike there.  So are,
+where nothing is rounded to 16 bits, those in which the mean of v is above its standard deviation: terms of one sign
+round alike when they are added up.
 
 A row is generic if no other row has the same q, and
 
@@ -61,7 +63,7 @@ def generic(problem: Problem, expected: Expected, precision: Precision) -> bool:
     plain = case.score_mod is case.dropout is case.rotary is case.quant is precision.scaled_q is None
     known = expected.deviation is not None and precision.accumulate == "float32"
     c = Units(precision, case.Lk)
-    flat = case.softcap is not None and 64 * (c.tanh + 3 * c.u) * case.softcap >= c.u_weights
+    flat = case.softcap is not None and 64 * (c.tanh + 3 * c.u + c.u_scores) * case.softcap >= c.u_weights
     return plain and known and not flat and case.B * case.H * case.Lq >= FEWEST and case.Lk >= 16 and case.D * case.Dv > 0
 
 
@@ -148,6 +150,8 @@ class Group:
             return []
         spread = value[rows].std(0)
         self.varied = spread > 4 * half_ulp(np.abs(value[rows]).mean(0) + spread, e.dtype)
+        if max(self.c.u_weights, FORMATS[e.dtype].u) == self.c.u:  # its errors are those of sums
+            self.varied &= np.abs(self.v.mean(0)) < self.v.std(0)
         if 2 * np.count_nonzero(self.varied) <= len(self.varied):
             return []
         seen.update(marks.tolist())

@@ -29,7 +29,7 @@ def _tail(n: int, dtype: str) -> Case:
 
 
 _TAILS = (
-    4, 6, *range(9, 15), *range(18, 24), *range(25, 31), 34, 35, 36, *range(38, 44), *range(46, 52), *range(54, 63),
+    4, 6, *range(8, 15), *range(18, 31), 34, 35, 36, *range(38, 53), *range(54, 63),
 )  # fmt: skip
 """with these, plain cases have all lengths of a tail that a tile of 64 can leave, of queries and of keys"""
 

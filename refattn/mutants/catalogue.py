@@ -65,8 +65,8 @@ class Mutant:
     seen        where it, or its kin, was seen in public; empty: a kind of which no report is known
     separates   which cases can tell it from a correct kernel: on all others its answer is the same, bit for bit
     flag        the entry of `refattn.cases.FLAGS` it belongs to, "" if none
-    shows       where it can show: names of outputs (all, if not said); "canary", in NaN alone; "call", in what else a call does
-                (changed inputs, shared memory, other bits the second time); "law", between calls alone
+    shows       where it can show: names of outputs (all, if not said); "canary", in NaN alone; "law", between
+                calls; "call", in what else a call does (inputs that changed, other bits the second time)
     caught      ids of cases, or of rows of laws, in the order in which they are asked of one process: the
                 last fails.  "" for one that nothing catches, and then `survives` says why
     equal       on which observable it is equal to the correct kernel although it is wrong, and why

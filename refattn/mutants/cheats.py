@@ -69,8 +69,8 @@ class returns_v(Wrapped):
 
 
 @mutant(
-    "cheat", "KernelBench#82 KernelBench#110", always, caught="key_permutation.softcap-f32", shows="law out lse",
-    semantic=False,
+    "cheat", "KernelBench#82 KernelBench#110", always, caught="key_permutation.softcap-f32",
+    shows="law out lse dq dk dv", semantic=False,
 )  # fmt: skip
 class returns_first_answer(Kernel):
     """The first answer of a shape is kept, and returned for all inputs of that shape."""

@@ -96,7 +96,10 @@ class dropout_drops_nothing(Rules):
         return p
 
 
-@mutant("dropout", "", _drops("out", *GRADIENTS), "dropout_ignored", caught="dropout-mask-per-head-f64")
+@mutant(
+    "dropout", "", lambda case: case.dropout is not None and wants("out", *GRADIENTS)(case), "dropout_ignored",
+    caught="dropout-mask-per-head-f64",
+)  # fmt: skip
 class dropout_inverted(Rules):
     """What should be kept is dropped, and the other way round."""
 

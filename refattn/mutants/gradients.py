@@ -193,7 +193,7 @@ class dq_of_last_tile(Rules):
 
 
 @mutant(
-    "backward", "flash-attention#359 rocm:triton#953", lambda case: case.Lq > TILES.tile_q and wants("dk", "dv")(case),
+    "backward", "flash-attention#359 ROCm/triton#953", lambda case: case.Lq > TILES.tile_q and wants("dk", "dv")(case),
     "tail_backward", caught="grad-tile-65x127-f32", shows="dk dv",
 )  # fmt: skip
 class dkdv_of_last_tile(Rules):
@@ -241,7 +241,7 @@ class dv_negative(Rules):
 
 @mutant("backward", "", wants("dq"), "grad_scale", caught="dq-alone-bf16", shows="dq")
 class dq_zero(Rules):
-    """dq is 0."""
+    """dq is 0, as if nothing depended on q."""
 
     def scale_dq(self, dq: Array, scale: Array) -> Array:
         return np.zeros_like(dq)

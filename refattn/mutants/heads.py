@@ -86,10 +86,7 @@ class keys_of_entry_0(Rules):
         return dense | {name: np.broadcast_to(dense[name][:1], dense[name].shape) for name in "kv"}
 
 
-@mutant(
-    "heads", "flash-attention#772", lambda case: case.B > 1 and wants("out")(case), "batch_dropped",
-    caught="drawn-per-batch-f16",
-)  # fmt: skip
+@mutant("heads", "flash-attention#772", lambda case: case.B > 1, "batch_dropped", caught="drawn-per-batch-f16")
 class values_of_entry_0(Rules):
     """The batch stride of v is taken for 0."""
 

@@ -12,7 +12,7 @@ from .. import online
 from ..case import Case
 from ..online import State
 from ..streaming import Rules
-from .catalogue import SPLITS, Wrapped, changed, mutant, wants
+from .catalogue import SPLITS, Wrapped, always, changed, mutant, wants
 
 __all__: list[str] = []
 
@@ -26,7 +26,7 @@ def _split(case: Case) -> bool:
 # splits
 
 
-@mutant("merge", "ring-flash-attention#20", _split, "merge_plain", caught="tail-4-f32", schedule=SPLITS)
+@mutant("merge", "ring-flash-attention#20", always, "merge_plain", caught="tail-4-f32", schedule=SPLITS)
 class merge_by_average(Rules):
     """The outputs of two splits are averaged, whatever their sums."""
 
@@ -64,7 +64,8 @@ class merge_exchanges_maxima(Rules):
     """Each split is weighted by the other's maximum: it is read with the wrong stride."""
 
     def merge(self, a: State, b: State) -> State:
-        return super().merge(a._replace(m=b.m), b._replace(m=a.m))
+        both = (a.l > 0) & (b.l > 0)
+        return super().merge(a._replace(m=np.where(both, b.m, a.m)), b._replace(m=np.where(both, a.m, b.m)))
 
 
 @mutant("merge", "", _split, "merge_plain", caught="tail-4-f32", schedule=SPLITS)
@@ -75,7 +76,7 @@ class last_split_alone(Rules):
         return b
 
 
-@mutant("merge", "", _split, "lse_16_bit", caught="blocks-x-out-f32-f16", semantic=False, schedule=SPLITS)
+@mutant("merge", "", always, "lse_16_bit", caught="blocks-x-out-f32-f16", semantic=False, schedule=SPLITS)
 class merge_of_16_bit_maxima(Rules):
     """The maxima of splits are handed over in bfloat16."""
 
@@ -84,7 +85,7 @@ class merge_of_16_bit_maxima(Rules):
 
 
 @mutant(
-    "precision", "llama.cpp#17610", _split, "accumulator_16_bit", caught="tail-4-f32", semantic=False, schedule=SPLITS,
+    "precision", "llama.cpp#17610", always, "accumulator_16_bit", caught="tail-4-f32", semantic=False, schedule=SPLITS,
 )  # fmt: skip
 class bf16_merge(Rules):
     """The output is rounded to bfloat16 at each merge of splits."""
@@ -167,7 +168,7 @@ class lse_base_2(Rules):
         return lse * self.dtype.type(np.log2(np.e))
 
 
-@mutant("merge", "FlashMLA#106", wants("lse"), "lse_scale", caught="bias-queries-f32")
+@mutant("merge", "FlashMLA#106", always, "lse_scale", caught="bias-queries-f32")
 class lse_without_maximum(Rules):
     """lse is log l: the maximum that was subtracted is not added again."""
 
@@ -203,8 +204,8 @@ class lse_of_first_head_of_group(Wrapped):
 
 
 @mutant(
-    "precision", "jax:nn.dot_product_attention", lambda case: wants("lse")(case) and case.dtype != "float64",
-    "lse_16_bit", caught="lse-alone-tree-bf16", shows="lse", semantic=False,
+    "precision", "jax:nn.dot_product_attention", wants("lse"), "lse_16_bit", caught="lse-alone-tree-bf16", shows="lse",
+    semantic=False,
 )  # fmt: skip
 class lse_in_bf16(Rules):
     """lse is rounded to bfloat16."""

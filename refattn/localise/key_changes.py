@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .dtypes import FORMATS
-from .inputs import Problem
-from .oracle import scale_of
-from .precision import Precision
-from .score_mods import SCORE_MODS
-from .truth import Expected
+from ..dtypes import FORMATS
+from ..inputs import Problem
+from ..oracle import scale_of
+from ..precision import Precision
+from ..score_mods import SCORE_MODS
+from ..truth import Expected
 
 __all__ = ["Change", "Kind", "Rows", "rows_of"]
 

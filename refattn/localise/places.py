@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .truth import Expected
+from .values import Compared
 
 __all__ = ["sources"]
 
@@ -18,24 +18,24 @@ _LOOK = 12
 _LETTERS = {"entry": "b", "head": "h", "key head": "h", "row": "i", "key": "j", "column": "d"}
 
 
-def sources(name: str, got: Array, expected: Expected, failing: Array, axes: tuple[str, ...]) -> Iterator[str]:
+def sources(x: Compared) -> Iterator[str]:
     """For each axis, sentences on what the indices that fail hold instead of their own.
 
     An index is said to hold another's values if all of them are within the other's bounds, if these tell it from
     every other index, and if that is so for all indices that fail wholly, of which there are two or more, or for one
     with eight or more elements.
     """
-    lo, hi, judged = expected.lo, expected.hi, ~np.broadcast_to(expected.ignored, got.shape)
-    for axis, what in enumerate(axes):
-        if got.shape[axis] < 2:
+    shape = x.got.shape
+    for axis, what in enumerate(x.axes):
+        if shape[axis] < 2:
             continue
         g, low, high, there, bad = (
-            np.moveaxis(np.broadcast_to(x, got.shape), axis, 0).reshape(got.shape[axis], -1)
-            for x in (got, lo, hi, judged, failing)
+            np.moveaxis(np.broadcast_to(a, shape), axis, 0).reshape(shape[axis], -1)
+            for a in (x.got, x.expected.lo, x.expected.hi, x.judged, x.failing)
         )
         pairs = _pairs(g, low, high, there, bad)
         if pairs and 2 * len(pairs) > np.count_nonzero(bad.any(1)):
-            yield f"{name}{_rule(pairs, _LETTERS[what], got.shape[axis])}"
+            yield f"{x.name}{_rule(pairs, _LETTERS[what], shape[axis])}"
 
 
 def _pairs(got: Array, lo: Array, hi: Array, judged: Array, failing: Array) -> dict[int, int]:

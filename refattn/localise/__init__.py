@@ -8,23 +8,22 @@ Nothing is guessed: each line is something that was counted, or an explanation t
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .case import CACHES, MATRICES, Case
-from .dtypes import FORMATS, round_to
+from ..case import CACHES, MATRICES, Case
+from ..dtypes import round_to
+from ..inputs import Problem
+from ..judge import Evidence
+from ..memory import answer_shape, take_answer
+from ..precision import Precision, preset
 from .index_sets import words
-from .inputs import Problem
-from .judge import Evidence
 from .keyscan import keys_that_are_off
-from .memory import answer_shape, take_answer
-from .precision import Precision, preset
-from .truth import Expected
-from .wrong_places import sources
+from .places import sources
+from .values import DENSE, Compared, factors, growth, kinds
 
 __all__ = ["Localisation", "Spot", "localise"]
 
@@ -35,8 +34,6 @@ _AXES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("dk", "dv", *CACHES), ("entry", "key head", "key", "column")),
     **dict.fromkeys((*MATRICES, "dbias"), ("entry", "head", "row", "key")), "dsinks": ("head",),
 }  # fmt: skip
-_DENSE = 1 << 22
-"""elements up to which all is looked at"""
 
 
 @dataclass(frozen=True)
@@ -66,18 +63,6 @@ class Localisation:
         return lines + [f"keys: {text}" for text in self.keys]
 
 
-@dataclass(frozen=True)
-class _Output:
-    """One output of the right shape: got and the interval, dense, float64; axes as in _AXES."""
-
-    name: str
-    got: Array
-    expected: Expected
-    judged: Array
-    failing: Array
-    axes: tuple[str, ...]
-
-
 def localise(evidence: Evidence, precision: Precision | None = None) -> Localisation:
     """Where the answer of a failed verdict is outside its bounds; outputs of a wrong form are left out.
 
@@ -96,7 +81,7 @@ def localise(evidence: Evidence, precision: Precision | None = None) -> Localisa
     return Localisation(spots, keys)
 
 
-def _outputs(evidence: Evidence) -> Iterator[_Output]:
+def _outputs(evidence: Evidence) -> Iterator[Compared]:
     case = evidence.problem.case
     for name, expected in evidence.expected.items():
         x = evidence.got.get(name)
@@ -107,25 +92,25 @@ def _outputs(evidence: Evidence) -> Iterator[_Output]:
         with np.errstate(invalid="ignore"):
             inside = (expected.lo <= got) & (got <= expected.hi)
         free = expected.nonfinite & ~np.isfinite(got)
-        yield _Output(name, got, expected, judged, judged & ~free & ~inside, _AXES.get(name, ()))
+        yield Compared(name, got, expected, judged, judged & ~free & ~inside, _AXES.get(name, ()))
 
 
-def _findings(x: _Output, problem: Problem) -> Iterator[str]:
+def _findings(x: Compared, problem: Problem) -> Iterator[str]:
     places = list(_places(x, problem.case))
     yield f"{x.failing.sum():,} of {x.judged.sum():,} elements fail: {places[0]}"
     yield from places[1:]
     yield from _classes(x, problem)
-    yield from _kinds(x)
-    yield from _factors(x, problem.case)
-    yield from _growth(x)
-    if x.got.size <= _DENSE:
-        yield from sources(x.name, x.got, x.expected, x.failing, x.axes)
+    yield from kinds(x)
+    yield from factors(x, problem.case)
+    yield from growth(x)
+    if x.got.size <= DENSE:
+        yield from sources(x)
 
 
 # ---- which
 
 
-def _places(x: _Output, case: Case) -> Iterator[str]:
+def _places(x: Compared, case: Case) -> Iterator[str]:
     """Which entries, heads, rows and columns; of each entry or head on its own where they differ."""
     if not x.axes:
         yield "its only element"
@@ -146,7 +131,7 @@ def _places(x: _Output, case: Case) -> Iterator[str]:
                 return
 
 
-def _product(x: _Output, case: Case, one: tuple[int, int] | tuple[()]) -> tuple[str, float]:
+def _product(x: Compared, case: Case, one: tuple[int, int] | tuple[()]) -> tuple[str, float]:
     """Words for each axis, and which share of the rows that these say fails."""
     failing, judged = x.failing, x.judged
     if one:
@@ -193,10 +178,10 @@ def _axis_words(some: Array, there: Array, what: str, case: Case, one: tuple[int
     return words(some, there, what, names=names)
 
 
-def _classes(x: _Output, problem: Problem) -> Iterator[str]:
+def _classes(x: Compared, problem: Problem) -> Iterator[str]:
     """Whether exactly those rows fail that see no key, or that see all, or whose first keys are hidden."""
     case = problem.case
-    if x.axes[:3] != ("entry", "head", "row") or case.B * case.H * case.Lq * case.Lk > _DENSE or x.name in MATRICES:
+    if x.axes[:3] != ("entry", "head", "row") or case.B * case.H * case.Lq * case.Lk > DENSE or x.name in MATRICES:
         return
     seen = case.visibility.tile()
     if "bias" in problem.logical and case.bias is not None:
@@ -213,93 +198,3 @@ def _classes(x: _Output, problem: Problem) -> Iterator[str]:
         if rows.any() and not rows[judged].all() and np.array_equal(failing, rows & judged):
             yield f"exactly the rows {text}"
             return
-
-
-# ---- in what way
-
-
-def _kinds(x: _Output) -> Iterator[str]:
-    """NaN, infinity, 0 or another constant."""
-    got, value = x.got[x.failing], np.broadcast_to(x.expected.value, x.got.shape)[x.failing]
-    n = got.size
-    for text, those in (("NaN", np.isnan(got)), ("infinite", np.isinf(got))):
-        count = int(those.sum())
-        if count:
-            yield f"{'all' if count == n else f'{count:,}'} of them {'is' if count == n == 1 else 'are'} {text}"
-    zero = (got == 0) & (value != 0)
-    if zero.sum() >= 0.9 * n:
-        yield f"{'all' if zero.all() else f'{zero.sum():,}'} of them are 0: never written, or nothing was added up"
-    elif n >= 8 and np.isfinite(got).all() and (got == got[0]).all():
-        yield f"all of them are {got[0]:.6g}"
-
-
-def _factors(x: _Output, case: Case) -> Iterator[str]:
-    """Whether all is a constant multiple of what it should be, or off by a constant."""
-    judged = x.judged & ~x.expected.nonfinite & np.isfinite(x.got) & np.isfinite(x.expected.value)
-    got, value = x.got[judged], np.broadcast_to(x.expected.value, x.got.shape)[judged]
-    if got.size < 8 or not x.failing[judged].any() or not value.std() > 0:
-        return
-    large = np.abs(value) >= np.quantile(np.abs(value), 0.5)
-    with np.errstate(all="ignore"):
-        factor = float(np.median(got[large] / value[large]))
-    if factor == -1.0 and _holds(x, factor, 0.0):
-        yield "all of it has the wrong sign"
-    elif factor != 0.0 and math.isfinite(factor) and _holds(x, factor, 0.0):
-        yield f"all of it is {factor:.6g} times what it should be{_known(factor, case, ' = ')}"
-    offset = float(np.median(got - value))
-    if x.name == "lse" and offset and _holds(x, 1.0, offset):
-        yield f"all of it is off by {offset:+.6g}{_known(math.exp(min(offset, 700.0)), case, ' = log ')}"
-
-
-def _holds(x: _Output, factor: float, offset: float) -> bool:
-    """Whether factor times the value plus offset is within the bound, stretched alike, and far from the value."""
-    e, u = x.expected, FORMATS[x.expected.dtype].u
-    judged = x.judged & ~e.nonfinite
-    with np.errstate(all="ignore"):
-        made = factor * e.value + offset
-        half = np.maximum(e.hi - e.value, e.value - e.lo)
-        room = half * max(abs(factor), 1.0) + u * (np.abs(made) + 2 * abs(offset)) + FORMATS[e.dtype].eta
-        within = (np.abs(x.got - made) <= room)[judged]
-        return bool(within.all()) and float(np.median((np.abs(made - e.value) / room)[judged])) > 3
-
-
-def _known(factor: float, case: Case, link: str) -> str:
-    """The name of a number that a kernel may forget."""
-    scale = case.scale if case.scale is not None else case.D**-0.5 if case.D else 1.0
-    group, p = case.H / case.Hkv if case.Hkv else 1.0, case.dropout or 0.0
-    numbers: Mapping[str, float] = {
-        "log2(e)": math.log2(math.e), "log(2)": math.log(2), "2": 2.0, "1/2": 0.5, "-1": -1.0, "scale": scale,
-        "D": case.D, "D**0.5": case.D**0.5, "H / Hkv": group, "1 - dropout": 1 - p, "scale**2": scale * scale,
-    }  # fmt: skip
-    near = 2e-3 if FORMATS[case.dtype].bits < 20 else 1e-5
-    for name, number in numbers.items():
-        inverse = f"1 / ({name})" if " " in name else f"1 / {name}"
-        for text, n in ((name, number), (inverse, 1 / number if number else 0.0)):
-            if n not in (0.0, 1.0) and math.isclose(factor, n, rel_tol=near):
-                return link + text
-    return ""
-
-
-def _growth(x: _Output) -> Iterator[str]:
-    """Whether the error, in units of the bound, grows with the row."""
-    if len(x.axes) < 3 or x.failing.shape[2] < 32 or x.name in MATRICES or x.got.size > _DENSE:
-        return
-    e = x.expected
-    with np.errstate(all="ignore"):
-        half = np.where(x.got > e.value, e.hi - e.value, e.value - e.lo)
-        ratio = np.abs(x.got - e.value) / half
-    ratio = np.where(x.judged & np.isfinite(ratio), ratio, np.nan)
-    others = tuple(a for a in range(ratio.ndim) if a != 2)
-    there = np.isfinite(ratio).any(others)
-    if there.sum() < 32:
-        return
-    by_row = np.nanmedian(np.where(there.reshape((1, 1, -1) + (1,) * (ratio.ndim - 3)), ratio, 0.0), axis=others)[there]
-    rank = np.argsort(np.argsort(by_row)).astype(float)
-    correlation = float(np.corrcoef(rank, np.arange(rank.size))[0, 1])
-    quarter = rank.size // 4
-    first, last = float(np.median(by_row[:quarter])), float(np.median(by_row[-quarter:]))
-    for sign, early, late in ((1, first, last), (-1, last, first)):
-        if sign * correlation > 0.8 and late > 4 * early > 0 and late > 1:
-            what = "grows" if sign > 0 else "falls"
-            ends = f"{first:.2g} of the bound in the first quarter, {last:.2g} in the last"
-            yield f"the error {what} with the {x.axes[2]}: {ends}"

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from .case import BiasSpec, Dense
+from ..case import BiasSpec, Dense
+from ..inputs import Problem
+from ..precision import Precision
+from ..sampling import Given
+from ..truth import Expected, truth
 from .index_sets import words
-from .inputs import Problem
 from .key_changes import Rows, rows_of
-from .precision import Precision
 from .row_search import Changes, several, single, solved
-from .sampling import Given
-from .truth import Expected, truth
 
 __all__ = ["keys_that_are_off"]
 
@@ -46,7 +46,7 @@ def keys_that_are_off(
     case = problem.case
     with np.errstate(invalid="ignore"):
         finite = np.isfinite(got) & np.isfinite(expected.hi - expected.lo) & np.isfinite(expected.value)
-    at = np.argwhere(failing & finite.all(-1) & (got != 0).any(-1))
+    at = np.argwhere(failing & finite.all(-1) & np.any(got != 0, axis=-1))
     if not (len(at) and case.Dv and 0 < case.Lk <= MOST_KEYS and case.B * case.H * case.Lq * case.Lk <= MOST_PAIRS):
         return ()
     if case.B * case.H * case.Lq * case.Lk > MOST_WEIGHTS:
@@ -60,10 +60,10 @@ def keys_that_are_off(
     if not searched or 2 * sum(bool(explanations) for _, explanations in searched) < len(searched):
         return ()
     bench = _Bench(problem, precision, got, np.unique(at[:, 2]))
-    judged = np.asarray((~expected.ignored.all(-1)).any((0, 1)))
+    judged = np.asarray((~expected.ignored).any((0, 1, 3)))
     ways: tuple[Callable[[Rows], str], ...] = (lambda x: "", lambda x: f"b={x.b}: ", lambda x: f"b={x.b}, h={x.h}: ")
     groups: dict[str, list[Rows]] = {}
-    most, sentences = len(at) / 2, ()
+    most, sentences = len(at) / 2, tuple[str, ...]()
     for way in ways:
         before, groups = len(groups), {}
         for head in heads:
@@ -151,7 +151,10 @@ def _explained(
         for name, changes in those.items():
             proved[name].append((changes, [next(masks) for _ in groups[name]]))
     best = {name: _best(found, groups[name]) for name, found in proved.items()}
-    return {name: x for name, x in best.items() if x is not None}
+    return {
+        name: x for name, x in best.items()
+        if x is not None and 2 * sum(int(mask.sum()) for mask in x[1]) >= sum(len(head.rows) for head in groups[name])
+    }  # fmt: skip
 
 
 def _likely(heads: list[Rows], searched: list[Searched]) -> list[Changes]:
@@ -185,9 +188,10 @@ def _touched(changes: Changes, head: Rows) -> Array:
     return np.logical_or.reduce([change.keys(head.visible, head.end) for change in changes])
 
 
-def _size(changes: Changes, heads: Sequence[Rows]) -> tuple[int, int]:
+def _size(changes: Changes, heads: Sequence[Rows]) -> tuple[int, int, int]:
     """How many keys change, and how simple it is to say."""
-    return sum(int(_touched(changes, head).sum()) for head in heads), sum(c.remoteness for c in changes)
+    lengths = (2 if c.start is None or c.stop is None else 2 * (c.stop - c.start) - 1 for c in changes)
+    return sum(int(_touched(changes, head).sum()) for head in heads), sum(c.remoteness for c in changes), sum(lengths)
 
 
 def _best(found: list[Found], heads: Sequence[Rows]) -> Found | None:
@@ -218,6 +222,8 @@ def _sentence(changes: Changes, masks: list[Array], heads: list[Rows], judged: A
         explained[head.rows[mask]] = True
     count, of = sum(int(mask.sum()) for mask in masks), sum(len(head.rows) for head in heads)
     where = f" in {words(explained, judged, 'row', tiles=())}" if judged.size > 1 else ""
+    if len(where) > 50 and count == of:
+        where = ""
     share = f"{'all ' if count == of else f'{count} of '}{of} failing rows" if of > 1 else "the failing row"
     return f"{' and '.join(map(str, changes))}{where}: explains {share} within the bound"
 

@@ -71,7 +71,7 @@ def _ranges(kind: Kind, w: Array, first: int, last: int, end: int) -> Iterator[t
     for tile in TILES:
         if tile < n:
             starts = np.arange(0, n, tile)
-            yield np.add.reduceat(w, starts, axis=0), [(s, s + tile) for s in starts.tolist()]
+            yield np.add.reduceat(w, starts, axis=0), [(s, min(s + tile, n)) for s in starts.tolist()]
     if kind == "dropped":
         yield np.cumsum(w[::-1], 0)[::-1][some], [(j, None) for j in some.tolist()]
         yield np.cumsum(w, 0)[some], [(0, j + 1) for j in some.tolist()]
@@ -87,20 +87,23 @@ def _frames(change: Change, first: int, last: int, end: int, n: int) -> Iterable
     start, stop, kind = change.start, change.stop, change.kind
     if start is None:
         return
-    if kind == "seen" and start == end and end < n:
+    if kind == "seen" and stop is not None and start == end < n:
         yield Change(kind, "end", 0, None if stop == n else stop - end)
     if kind == "dropped" and (stop is None or stop >= end) and start > 0:
         yield Change(kind, "end", start - end, 0)
     if last < first:
         return
-    tile = stop is not None and stop - start in TILES and start % (stop - start) == 0
     if stop is None:
         yield Change(kind, "last", start - last, 1)
     elif start == 0 and stop > max(first, 1) and kind == "dropped":
         yield Change(kind, "first", 0, stop - first)
-    elif not tile or start == last + 1 or stop == first:
-        yield Change(kind, "first", start - first, stop - first)
-        yield Change(kind, "last", start - last, stop - last)
+    else:
+        right, left = kind == "seen" and start == last + 1, kind == "seen" and stop == first
+        tile = stop - start in TILES and start % (stop - start) == 0
+        if left or not (right or tile):
+            yield Change(kind, "first", start - first, stop - first)
+        if right or not (left or tile):
+            yield Change(kind, "last", start - last, stop - last)
     if kind == "seen" and start == last + 1 and stop == end:
         yield Change(kind, "last", 1, None)
     if kind == "seen" and start == 0 and stop == first:
