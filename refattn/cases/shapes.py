@@ -73,5 +73,5 @@ CASES = (
          "dv_is_d", (2, 3, 3, 17, 31, 8, 80), F32, "one_hot_v"),
     _row("dv-one-f64", "Values of one number.",
          "dv_is_d float64_demoted", (2, 3, 3, 15, 33, 32, 1), F64, "peaked"),
-    *(_tail(n, (F32, F16, BF16)[i % 3]) for i, n in enumerate(_TAILS)),
+    *(_tail(n, (F32, F16, BF16)[n % 3]) for n in _TAILS),
 )  # fmt: skip

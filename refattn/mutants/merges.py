@@ -26,7 +26,7 @@ def _split(case: Case) -> bool:
 # splits
 
 
-@mutant("merge", "ring-flash-attention#20", always, "merge_plain", caught="tail-4-f32", schedule=SPLITS)
+@mutant("merge", "ring-flash-attention#20", always, "merge_plain", caught="tail-4-f16", schedule=SPLITS)
 class merge_by_average(Rules):
     """The outputs of two splits are averaged, whatever their sums."""
 
@@ -37,7 +37,7 @@ class merge_by_average(Rules):
         return both._replace(o=halves / np.maximum(some, 1)[:, None] * both.l[:, None])
 
 
-@mutant("merge", "ring-flash-attention#20", _split, "merge_plain", caught="tail-4-f32", schedule=SPLITS)
+@mutant("merge", "ring-flash-attention#20", _split, "merge_plain", caught="tail-4-f16", schedule=SPLITS)
 class merge_without_weights(Rules):
     """The sums and outputs of two splits are added as they are, each relative to its own maximum."""
 
@@ -46,7 +46,7 @@ class merge_without_weights(Rules):
 
 
 @mutant(
-    "merge", "flashinfer#2113 sglang#35045 tokenspeed#571 FlashMLA#106", _split, "merge_plain", caught="tail-4-f32",
+    "merge", "flashinfer#2113 sglang#35045 tokenspeed#571 FlashMLA#106", _split, "merge_plain", caught="tail-4-f16",
     schedule=SPLITS,
 )  # fmt: skip
 class merge_in_base_2(Rules):
@@ -59,7 +59,7 @@ class merge_in_base_2(Rules):
         return online.merge(a, b, exp2)
 
 
-@mutant("merge", "flash-attention#2388", _split, "merge_plain", caught="tail-4-f32", schedule=SPLITS)
+@mutant("merge", "flash-attention#2388", _split, "merge_plain", caught="tail-4-f16", schedule=SPLITS)
 class merge_exchanges_maxima(Rules):
     """Each split is weighted by the other's maximum: it is read with the wrong stride."""
 
@@ -68,7 +68,7 @@ class merge_exchanges_maxima(Rules):
         return super().merge(a._replace(m=np.where(both, b.m, a.m)), b._replace(m=np.where(both, a.m, b.m)))
 
 
-@mutant("merge", "", _split, "merge_plain", caught="tail-4-f32", schedule=SPLITS)
+@mutant("merge", "", _split, "merge_plain", caught="tail-4-f16", schedule=SPLITS)
 class last_split_alone(Rules):
     """Only the last split is returned."""
 
@@ -85,7 +85,8 @@ class merge_of_16_bit_maxima(Rules):
 
 
 @mutant(
-    "precision", "llama.cpp#17610", always, "accumulator_16_bit", caught="tail-4-f32", semantic=False, schedule=SPLITS,
+    "precision", "llama.cpp#17610", always, "accumulator_16_bit", caught="one-token-f32", semantic=False,
+    schedule=SPLITS,
 )  # fmt: skip
 class bf16_merge(Rules):
     """The output is rounded to bfloat16 at each merge of splits."""

@@ -78,7 +78,7 @@ class last_key_of_tail_dropped(Rules):
         return super().update(state, *_cut(t, v, visible, kept, n))
 
 
-@mutant("tails", "", lambda case: case.Lk % TILES.tile_k in (60, 62), "last_tile", caught="tail-60-bf16")
+@mutant("tails", "", lambda case: case.Lk % TILES.tile_k in (60, 62), "last_tile", caught="tail-60-f32")
 class last_key_of_some_tails_dropped(Rules):
     """The last key is not attended to where the last tile has 60 or 62 keys."""
 
