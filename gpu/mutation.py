@@ -2,10 +2,12 @@
 
     python -m gpu.mutation [--jobs 2] [--search] [NAME ...]
 
-A mutant is run on the problem that its row names.  It is caught by an error of `gpu.simt`, named by its class and required
-in every schedule, or by "bound": an output outside the interval of `refattn.truth`.  The kernels without a mutation must
-pass all problems.  NAME is a part of names; --search tries all problems and names the quickest on which a mutant is caught.
-Exit code 1 if anything is not as the table says.
+A mutant is run on the problem that its row names.  It is caught by an error of `gpu.simt`, named by its class and
+required in every schedule, or by "bound": an output outside the interval of `refattn.truth`.  Memory that a launch
+makes is full of NaN until a kernel writes it.  The kernels without a mutation must pass all problems.
+
+NAME is a part of names.  --search tries all problems, and names the quickest on which a mutant is caught; without
+names, for those whose row names none.  Exit code 1 if anything is not as the table says.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ import warnings  # noqa: E402
 from collections.abc import Iterator, Mapping, Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
+
+import numpy as np  # noqa: E402
 
 from gpu import simt  # noqa: E402
 from gpu.mutants import ALIBI, KERNELS, MUTANTS, PROBLEMS, Mutant, Posed  # noqa: E402
@@ -71,17 +75,31 @@ def planted(mutant: Mutant | None) -> Iterator[Any]:
     before = _taken_out()
     finder = None if mutant is None else _Finder(mutant)
     if finder is not None:
-        sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, finder)
     try:
+        _poison(importlib.import_module("gpu.launch.arrays").NumPyLibrary)
         yield importlib.import_module("gpu.implementation")
     finally:
         if finder is not None:
-            sys.meta_path.remove(finder)  # type: ignore[arg-type]
+            sys.meta_path.remove(finder)
         _taken_out()
         sys.modules.update(before)
         for name, module in before.items():
             if name in REPLACED:
                 setattr(sys.modules["gpu"], name.partition(".")[2], module)
+
+
+def _poison(library: Any) -> None:
+    """New memory is full of NaN: on a device nothing is known of it."""
+    new = library.new
+
+    def poisoned(self: Any, shape: Any, dtype: Any, device: Any, fill: float | None = None) -> Any:
+        x = new(self, shape, dtype, device, fill)
+        if fill is None:
+            x.view(np.uint8)[...] = 0xFF
+        return x
+
+    library.new = poisoned
 
 
 def _taken_out() -> dict[str, Any]:
@@ -134,7 +152,7 @@ def _answer(implementation: Any, posed: Posed, problem: Problem) -> Mapping[str,
     """What the door gives; it has no ALiBi, which is handed to the kernels themselves."""
     case, given = posed.case, problem.fresh()
     if case.bias != ALIBI:
-        return implementation(case, given)  # type: ignore[no-any-return]
+        return implementation(case, given)
     names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
     lengths = {name: given[name] for name in names if name in given}
     slopes = alibi.slopes(case.H).astype("float32")
@@ -142,11 +160,11 @@ def _answer(implementation: Any, posed: Posed, problem: Problem) -> Mapping[str,
     found = attention(
         given["q"], given["k"], given["v"], kernel=posed.kernel, mask=case.mask, alibi_slopes=slopes, **lengths
     )
-    return found._asdict()  # type: ignore[no-any-return]
+    return found._asdict()
 
 
 def search(mutant: Mutant) -> tuple[str, str]:
-    """(problem, check) of the quickest problem on which it is caught, and as its row says if it says so; else ("", "")."""
+    """(problem, check) of the quickest problem on which it is caught, as its row says if it does; else ("", "")."""
     found: list[tuple[float, str, str]] = []
     for name in PROBLEMS:
         begin = time.process_time()

@@ -17,14 +17,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import judge_command
+from . import check_command, judge_command
 from .case import Case
 from .implementation import DEFAULT
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from .conform import Report
     from .judge import Verdict
 
 __all__ = ["main"]
@@ -236,7 +233,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
     from .report import as_json, as_junit
 
-    report = _run(arguments, cases, expected)
+    report = check_command.run(arguments, cases, expected)
     try:
         if arguments.json is not None:
             arguments.json.write_text(json.dumps(as_json(report), indent=1) + "\n")
@@ -244,7 +241,7 @@ def _check(arguments: argparse.Namespace) -> int:
             arguments.junit.write_text(as_junit(report), encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise _Usage(str(error)) from None
-    return _exit_code(report)
+    return check_command.exit_code(report)
 
 
 def _judge(arguments: argparse.Namespace) -> int:
@@ -259,73 +256,6 @@ def _writeable(*files: tuple[str, Path | None]) -> None:
     for option, path in files:
         if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
             raise _Usage(f"{option}: {path} cannot be written; it must be a file in a folder that exists")
-
-
-def _run(arguments: argparse.Namespace, cases: Sequence[Case], expected: dict[str, str]) -> Report:
-    """Run with a bar on stderr, if that is a terminal, and failures on stdout as they come."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from . import conform
-    from .dump import dump
-    from .report import header, print_failure, print_summary
-
-    console, terminal = _stdout(), Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    progress = Progress(
-        *columns, console=terminal, transient=True, disable=not terminal.is_terminal, redirect_stdout=False
-    )
-    task = progress.add_task("", total=len(cases))
-    spec = arguments.implementation
-
-    def on_start(report: Report) -> None:
-        for line in header(report):
-            console.print(line, soft_wrap=True)
-        progress.start()
-
-    def on_verdict(verdict: Verdict) -> bool:
-        progress.update(task, advance=1, description=verdict.case.id)
-        unexpected = verdict.case.id not in expected
-        if verdict.status == "failed":
-            progress.stop()  # so that the bar does not mix with stdout
-            print_failure(console, verdict, spec, arguments.seed, expected.get(verdict.case.id, ""))
-            if arguments.dump is not None and verdict.evidence is not None:
-                try:
-                    where = str(dump(verdict.evidence, arguments.dump, spec))
-                except Exception as error:  # the report must not be lost for it
-                    where = f"not written: {error}"
-                console.print(f"     tensors: {where}", soft_wrap=True)
-            progress.start()
-        return bool(arguments.exitfirst and unexpected and verdict.status == "failed")
-
-    try:
-        report = conform.run(
-            spec, cases,
-            timeout=arguments.timeout, seed=arguments.seed, expected=expected, on_start=on_start, on_verdict=on_verdict,
-        )  # fmt: skip
-    finally:
-        progress.stop()
-    print_summary(console, report)
-    return report
-
-
-def _stdout() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False, markup=False, emoji=False)
-
-
-def _exit_code(report: Report) -> int:
-    if report.interrupted:
-        return 130
-    refused = [v.case.id for v in report.verdicts if v.case.chapter == "basics" and v.status == "unsupported"]
-    counts = report.counts()
-    if refused:
-        print(f"no success: basics refused: {' '.join(refused)} (--dtype judges what it is for)")
-    elif not counts["passed"] + counts["acceptable"]:
-        print("no success: no case passed" if counts["failed"] else "no success: no case was judged")
-        return 1
-    return 1 if refused or report.failures() or report.stale() else 0
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -396,6 +326,6 @@ def _prove(arguments: argparse.Namespace) -> int:
 
     _writeable(*((f"--{name}", getattr(arguments, name)) for name in ("json", "html", "markdown")))
     try:
-        return command(arguments, _stdout())
+        return command(arguments, check_command.stdout())
     except CannotProve as error:
         raise _Usage(str(error)) from None

@@ -15,6 +15,8 @@ from .judge import Output, Verdict, failed_call, judge
 from .laws import examine as examine_law
 from .laws import law_of
 from .precision import Precision, preset
+from .probes import Convention, probes
+from .shrink import as_test, kind_of, shrink
 from .truth import quick_truth
 from .worker import Worker
 
@@ -37,8 +39,12 @@ class Report:
     interrupted: bool = False
     expected: Mapping[str, str] = field(default_factory=dict)
     """ids of the cases that are expected to fail, and why"""
+    probed: tuple[Convention, ...] = ()
+    """what was found of the implementation's conventions, and of what it does when it is asked for them"""
     diagnosis: tuple[str, ...] = ()
     """which bug explains the failures that are not expected, in words"""
+    smallest: str = ""
+    """a test of the smallest problem found that fails, as Python"""
 
     def failures(self) -> list[Verdict]:
         """The failures that are not expected."""
@@ -47,6 +53,11 @@ class Report:
     def stale(self) -> list[Verdict]:
         """The cases that were expected to fail, and do not."""
         return [v for v in self.verdicts if v.status in ("passed", "acceptable") and v.case.id in self.expected]
+
+    def broken_promises(self) -> list[Convention]:
+        """Conventions that it declares and does not have: failures, whatever the cases say."""
+        declared = self.description.conventions.declared()
+        return [row for row in self.probed if not row.fits and row.field in declared]
 
     def counts(self) -> dict[str, int]:
         counts = {"passed": 0, "acceptable": 0, "unsupported": 0, "failed": 0}
@@ -103,29 +114,47 @@ def run(
     expected: Mapping[str, str] | None = None,
     on_start: Callable[[Report], object] = lambda report: None,
     on_verdict: Callable[[Verdict], bool | None] = lambda verdict: None,
+    probing: bool = False,
+    shrinking: bool = False,
 ) -> Report:
     """Examine all cases; `seed` is added to each case's.  Stops when `on_verdict` returns True.
+
+    With `probing` it is asked for its conventions first; with `shrinking` a failing case is made as small as
+    may be in the end.
 
     A spec is loaded in a process of its own, an implementation runs in this one.  Ctrl-C ends the
     run and returns the report so far.  Raises `CannotLoad` and `BadContract`.
     """
     candidate = Worker(spec, timeout) if isinstance(spec, str) else Local(spec)
-    suspects = Suspects()
+    suspects, failed = Suspects(), list[Verdict]()
     report = Report(spec if isinstance(spec, str) else spec.name, candidate.description, seed, len(cases))
     report.expected = expected or {}
     try:
+        if probing:
+            report.probed = probes(candidate).rows
         on_start(report)
         for case in cases:
             verdict = examine(candidate, dataclasses.replace(case, seed=case.seed + seed) if seed else case)
             if case.id not in report.expected:
-                note = suspects.watch(verdict)
-                verdict = dataclasses.replace(verdict, notes=(*verdict.notes, note)) if note else verdict
+                verdict = dataclasses.replace(verdict, notes=verdict.notes + suspects.watch(verdict))
+                failed += [dataclasses.replace(verdict, evidence=None)] if verdict.status == "failed" else []
             report.verdicts.append(dataclasses.replace(verdict, evidence=None))
             if on_verdict(verdict):
                 break
+        report.diagnosis = suspects.lines()
+        if shrinking and failed:
+            report.smallest = _smallest(candidate, failed, report.spec)
     except KeyboardInterrupt:
         report.interrupted = True
     finally:
         candidate.close()
-    report.diagnosis = suspects.lines()
     return report
+
+
+def _smallest(candidate: Worker | Local, failed: Sequence[Verdict], spec: str) -> str:
+    """The smallest of the failing cases, made smaller as long as it fails in the same way, as a test to paste."""
+    shrinkable = [v for v in failed if law_of(v.case) is None and kind_of(v) is not None]
+    if not shrinkable:
+        return ""
+    first = min(shrinkable, key=lambda v: v.case.B * v.case.H * v.case.Lq * v.case.Lk)
+    return as_test(shrink(candidate, first), spec, apart=kind_of(first) in ("crashed", "timed out"))

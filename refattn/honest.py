@@ -29,7 +29,7 @@ from .score_mods import SCORE_MODS
 from .streaming import Rules, Schedule, Streaming
 from .truth import Expected
 
-__all__ = ["CONTRACTS", "DTYPES", "Ratios", "Trial", "answer", "draw", "ratios_of"]
+__all__ = ["CONTRACTS", "DTYPES", "Ratios", "Trial", "answer", "draw", "fits", "ratios_of"]
 
 Array = np.ndarray[Any, Any]
 Rng = np.random.Generator
@@ -66,7 +66,7 @@ def draw(rng: Rng, dtype: str) -> Trial:
             continue
         name = str(rng.choice(CONTRACTS)) if FORMATS[dtype].bits in (8, 11) else "preset"
         precision = _contract(name, preset(case.dtype, case.out_dtype))
-        if _fits(problem, precision):
+        if fits(problem, precision):
             return Trial(problem, name, precision, _schedule(rng))
 
 
@@ -119,7 +119,7 @@ def _largest_score(problem: Problem) -> float:
     return max(float(np.abs(s).max(initial=0.0)) for s in stages[:3]) * (1 + 2.0**-11)
 
 
-def _fits(problem: Problem, precision: Precision) -> bool:
+def fits(problem: Problem, precision: Precision) -> bool:
     """Whether the scores and the scaled q lie within the formats that they are stored in."""
     case = problem.case
     if precision.scaled_q is not None:

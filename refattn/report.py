@@ -51,10 +51,12 @@ def header(report: Report) -> list[str]:
     about = report.description
     declared = as_fields(about.conventions.declared())
     outputs = f"outputs {' '.join(n for n in NAMES if n in about.outputs)}; conventions {declared or 'the defaults'}"
+    probed = [f"found: {'; '.join(f'{row.name}: {row.found}' for row in report.probed)}"] if report.probed else []
     return [
         f"refattn {suite_version()}, seed {report.seed}, {report.selected} cases",
         f"{report.spec}: {' '.join(x for x in (about.name, about.version) if x)}, {about.arrays} arrays",
         *textwrap.wrap(outputs, 80, subsequent_indent="  ", break_long_words=False),
+        *(line for text in probed for line in textwrap.wrap(text, 80, subsequent_indent="  ", break_long_words=False)),
         "tolerance: derived for each element from the preset contract of its dtype; what",
         "is looser is listed; the sharp bound decides: 1e-6 false alarms over the suite",
     ]
@@ -142,8 +144,14 @@ def print_summary(console: Console, report: Report) -> None:
         console.print(f"loosened: {why}: {len(members)} cases", soft_wrap=True)
     if any(note.startswith("undeclared") for v in report.verdicts for note in v.notes):
         console.print("if a convention is meant, declare it: @implementation(conventions=Conventions(...))")
+    for row in (row for row in report.probed if not row.fits):
+        label = "BROKEN PROMISE" if row in report.broken_promises() else "mismatch"
+        console.print(f"{label}: {row}", soft_wrap=True)
     for n, line in enumerate(report.diagnosis):
         console.print(f"{'diagnosis: ' if n == 0 else '           '}{line}", soft_wrap=True, highlight=False)
+    if report.smallest:
+        console.print("the smallest that fails, as a test:")
+        console.print(report.smallest, soft_wrap=True)
     for v in report.stale():
         console.print(f"stale: {v.case.id} passes, but {_STALE}: {report.expected[v.case.id]}", soft_wrap=True)
     console.print(totals(report), soft_wrap=True)
@@ -215,7 +223,9 @@ def as_json(report: Report) -> dict[str, Any]:
                 "conventions": dataclasses.asdict(about.conventions),
             },
             "counts": report.counts(),
+            "probed": [dataclasses.asdict(row) | {"fits": row.fits} for row in report.probed],
             "diagnosis": list(report.diagnosis),
+            "smallest": report.smallest,
             "verdicts": [
                 {
                     "case": v.case.to_json(),

@@ -86,6 +86,7 @@ def test_failure_is_told_as_the_design_has_it(refattn: Run) -> None:
     assert re.search(
         rf"^FAIL {MASKED}  out\[\d+, \d+, \d+, \d+\] = {number}, should be {number} in \[{number}, {number}\]   "
         rf"ratio [\d,.e+]+ \(limit 1; rigorous [\d,.e+]+\), \d+ of 64 elements\n"
+        rf"     looks like [^\n]*\n"
         rf"     replay: refattn check my_kernel:ignores_masks --case {MASKED}$",
         out,
         re.MULTILINE,

@@ -18,7 +18,9 @@ pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'refattn
 pytest.importorskip("greenlet", reason="needs greenlet: pip install 'refattn[gpu-dev]'")
 
 from gpu.kernels import k4_backward as k4
+from gpu.kernels.arguments import Band
 from gpu.kernels.spec import HEAD_SIZES, Spec
+from gpu.kernels.weights import weights_of
 from gpu.target import SIMULATED
 from refattn.case import BiasSpec, Case, Dense, Packed
 from refattn.inputs import make
@@ -152,11 +154,12 @@ def test_what_is_beyond_a_length_is_zero():
 
 
 def test_rows_that_see_nothing_are_zero():
-    """Their dlse counts for nothing, and nothing is NaN: lse is -inf there."""
+    """Their dlse, out and dout count for nothing in dq: lse is -inf there."""
     drawn = make(grad(Lq=40, Lk=19, mask=Causal("bottom_right"), want=WITH_DLSE))
     dlse = drawn.logical["dlse"].copy()
     dlse[..., :21] = np.nan
     call = Backward(replace(drawn, logical={**drawn.logical, "dlse": dlse}))
+    call.given["out"][:, :, :21] = np.nan
     found = gradients(call, ONE)
     assert (found["dq"][:, :, :21].astype(np.float64) == 0).all()
     assert np.isposinf(call.known[:, :, :21, 0]).all() and (call.known[:, :, :21, 1] == 0).all()
@@ -178,6 +181,26 @@ def test_other_entries_do_not_matter():
     runs = [gradients(Backward(make(grad(B=2, k_lens=(n, 33), q_lens=(n % 20, 19)))), ONE) for n in (1, 37)]
     for name in GRADIENTS:
         assert len({run[name][1].tobytes() for run in runs}) == 1, name
+
+
+def test_nan_reaches_only_rows_that_see_it():
+    """v[16] is seen by queries 16 to 18, in a tile that other queries have too."""
+    drawn = make(grad(mask=Causal("top_left")))
+    v = drawn.logical["v"].copy()
+    v[:, :, 16] = np.nan
+    call = Backward(drawn)
+    call.given["v"] = v
+    dq = gradients(call, ONE)["dq"].astype(np.float64)
+    assert np.isfinite(dq[:, :, :16]).all() and np.isnan(dq[:, :, 16:]).all()
+
+
+@given(st.booleans(), st.integers(-70, 70), st.integers(-3, 40), st.integers(0, 70), st.integers(0, 70))
+def test_full_tiles_are_those_in_which_nothing_is_hidden(transposed, shift, exist, left, right):
+    band = Band(np.int32(left), np.int32(right), np.int32(0))
+    full = weights_of(Spec("bfloat16", 32, 32), 1, 32, transposed).full(np.int32(shift), np.int32(exist), band)
+    down, across = np.indices((16, 32))
+    away = shift + (across - down if transposed else down - across)
+    assert full == bool(((away <= left) & (-away <= right) & (across < exist)).all())
 
 
 @st.composite

@@ -183,6 +183,7 @@ INSTRUCTIONS = {
     "store_global_f32": "STG.E ",
     "store_global_b32x4": "STG.E.128",
     "store_global_f32x4": "STG.E.128",
+    "load_shared_f32x2": "LDS.64",
     "load_shared_f32x4": "LDS.128",
     "copy_async_b64": "LDGSTS.E.64",
     "load_shared_b32": "LDS ",

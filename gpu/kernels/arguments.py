@@ -13,7 +13,7 @@ from numba.cuda import types
 
 __all__ = [
     "BIAS", "BAND", "Band", "Bias", "LENGTHS", "Lengths", "NO_LIMIT", "OPERAND", "Operand", "ROWS", "Rows", "SCORES",
-    "SHAPE", "Scores", "Shape", "Specialisation", "named",
+    "SHAPE", "Scores", "Shape", "Specialisation", "dtypes_of", "named",
 ]  # fmt: skip
 
 NO_LIMIT = 2**30
@@ -111,3 +111,8 @@ class Specialisation(NamedTuple):
     shared_bytes: int
     archs: tuple[str, ...]
     hmma: int
+
+
+def dtypes_of(D: int) -> tuple[str, ...]:
+    """The dtypes that the gate compiles a head size for: float16 differs in two instructions, so once is enough."""
+    return ("bfloat16", "float16") if D == 64 else ("bfloat16",)

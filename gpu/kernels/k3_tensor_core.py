@@ -22,7 +22,7 @@ from numpy import float32, int32, int64
 from gpu import ptx
 from gpu.target import kernel
 
-from .arguments import BAND, BIAS, LENGTHS, OPERAND, ROWS, SCORES, SHAPE, Specialisation
+from .arguments import BAND, BIAS, LENGTHS, OPERAND, ROWS, SCORES, SHAPE, Specialisation, dtypes_of
 from .places import begin_key, bias_of_head, end_key, place_of, place_of_packed, whole
 from .softmax import INFINITE, LOG2E, softmax_of
 from .spec import HEAD_SIZES, Spec
@@ -176,7 +176,7 @@ def specialisations() -> list[Specialisation]:
     """What the SASS gate compiles."""
     found = []
     for D in HEAD_SIZES:
-        for dtype in ("bfloat16", "float16"):
+        for dtype in dtypes_of(D):
             spec = usual(dtype, D, D)
             found.append(
                 Specialisation(

@@ -1,24 +1,25 @@
-"""4a. Before and after the backward: what each row of queries knows, and the gradients of the sinks.
+"""4a. Before and after the backward: what each query knows, and the gradients of the sinks.
 
     delta = sum_d out_d dout_d - dlse          less = lse log2(e)
     dsinks = -sum over rows of exp(sink - lse) delta
 
-for one row of one head; out, dout are 16 bits, the rest float32.  A row that sees neither a key nor a sink (lse = -inf), and one
-beyond its length, has less = +inf and delta = 0: its weights 2**(t - less) are 0, and its dlse is not looked at.  A row that sees
-a sink alone has out = 0 and lse = sink, and so adds its dlse to dsinks.
+for one row of one head; out and dout have 16 bits, the rest is float32.  A row that sees neither a key nor a sink
+(lse = -inf) has less = +inf and delta = 0: its weights 2**(t - less) are 0, and its dlse is not looked at.  A row that
+sees a sink alone has out = 0 and lse = sink, and so adds its dlse to dsinks.
 
-Launch: `delta(spec)` before the kernels of `k4_backward`, `sink_gradients` after it.
+Launch: `delta` before the kernels of `k4_backward`, `sink_gradients` after it.
 
     delta(spec)     delta_blocks(Lq, B, H, spec) of THREADS threads, no shared memory;
-        (out, dout, lse, dlse, rows, shape, lengths); dlse.ptr = 0: there is none.  Of the spec it looks at dtype, Dv, vector,
-        and varlen: Lq is then q.shape[0].
+        (out, dout, lse, dlse, rows, shape, lengths); dlse.ptr = 0: there is none.  Of the spec it looks at dtype, Dv,
+        vector and varlen: Lq is then q.shape[0].
     sink_gradients  H blocks of THREADS threads, SINK_BYTES of shared memory; (rows, dsinks, shape, lengths, scores);
         dsinks is the address of H float32.
 
-`rows`: less and delta side by side, float32 (B, H, Lq, 2), of packed sequences (H, tokens, 2); at a multiple of 8 bytes.
+`rows`: less and delta side by side, float32 (B, H, Lq, 2), packed (H, tokens, 2), at a multiple of 8 bytes.
+Rows beyond a used length are neither written nor read.
 
-Sums have a fixed order, so that the same input gives the same bits.  Source: Dao 2023, FlashAttention-2, algorithm 2, line 4;
-the gradient of lse enters as in FlashAttention-2's code, since d lse / d t = p.
+Sums have a fixed order, so that the same input gives the same bits.  Source: Dao 2023, FlashAttention-2, algorithm 2,
+line 4; dlse joins delta, since the gradient of lse with respect to t is p.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from gpu import ptx
 from gpu.target import kernel
 
 from .arguments import LENGTHS, OPERAND, ROWS, SCORES, SHAPE, Specialisation
-from .places import extent, place_of, place_of_packed, room
+from .places import extent, place_of, place_of_packed
 from .softmax import INFINITE, LOG2E
 from .spec import HEAD_SIZES, Spec
 from .weights import ROW_BYTES
@@ -68,7 +69,7 @@ def delta_blocks(rows: int, B: int, H: int, spec: Spec) -> int:
     return -(-rows // rows_of_block(spec)) * H * B
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def delta(spec: Spec) -> Any:
     """The kernel (out, dout, lse, dlse, rows, shape, lengths)."""
     LANES, BLOCK_ROWS = lanes_of_row(spec), rows_of_block(spec)
@@ -104,17 +105,13 @@ def delta(spec: Spec) -> Any:
                         total += low(ptx.load_global_b16(x + e * 2)) * low(ptx.load_global_b16(y + e * 2))
         for step in range(STEPS):
             total += ptx.shuffle_xor(total, int32(1 << step))
-        if chunk == 0 and i < room(b, lengths.start_q, shape.Lq):
-            less = INFINITE
-            if i < Lq:
-                own = ptx.load_global_f32(lse.ptr + int64(b) * lse.batch + int64(h) * lse.head + (start_q + i) * 4)
-                if own != -INFINITE:  # a NaN goes on
-                    less = own * LOG2E
-                    if dlse.ptr != 0:
-                        at = dlse.ptr + int64(b) * dlse.batch + int64(h) * dlse.head + (start_q + i) * 4
-                        total -= ptx.load_global_f32(at)
-            if less == INFINITE:
-                total = float32(0)
+        if chunk == 0 and i < Lq:
+            less = ptx.load_global_f32(lse.ptr + int64(b) * lse.batch + int64(h) * lse.head + (start_q + i) * 4) * LOG2E
+            if less == -INFINITE:  # a NaN goes on
+                less, total = INFINITE, float32(0)
+            elif dlse.ptr != 0:
+                at = dlse.ptr + int64(b) * dlse.batch + int64(h) * dlse.head + (start_q + i) * 4
+                total -= ptx.load_global_f32(at)
             to = rows.ptr + int64(b) * rows.batch + int64(h) * rows.head + (start_q + i) * int64(ROW_BYTES)
             ptx.store_global_f32(to, less)
             ptx.store_global_f32(to + 4, total)
@@ -150,8 +147,10 @@ def sink_gradients(rows, dsinks, shape, lengths, scores):  # type: ignore[no-unt
 def specialisations() -> list[Specialisation]:
     """What the SASS gate compiles."""
     archs = ("sm_80", "sm_90")
-    found = [Specialisation("dsinks", sink_gradients.py_func, SINK_SIGNATURE, THREADS, SINK_BYTES, archs, 0)]
+    name, function = "dsinks element by element", sink_gradients.py_func
+    found = [Specialisation(name, function, SINK_SIGNATURE, THREADS, SINK_BYTES, archs, 0)]
     for Dv in HEAD_SIZES:
         spec = Spec("bfloat16", Dv, Dv)
-        found.append(Specialisation(f"delta bfloat16 Dv={Dv}", delta(spec).py_func, DELTA_SIGNATURE, THREADS, 0, archs, 0))
+        function = delta(spec).py_func
+        found.append(Specialisation(f"delta bfloat16 Dv={Dv}", function, DELTA_SIGNATURE, THREADS, 0, archs, 0))
     return found

@@ -1,11 +1,11 @@
 """4b. The gradients of keys and values; see `k4_backward` for what they are and how the kernel is launched.
 
-A block has `spec.rows` keys of one key head, and goes through the queries of all heads that read it, `spec.keys` at a time.
-It works on transposed scores, keys down and queries across: so the weights, rounded, are A fragments of dv, and
-the gradients of the scores those of dk, without leaving registers.
+A block has `spec.rows` keys of one key head, and goes through the queries of all heads that read it, `spec.keys` at a
+time.  It works on transposed scores, keys down and queries across: so the weights, rounded, are A fragments of dv,
+and the gradients of the scores those of dk, without leaving registers.
 
-The next tile of queries, of dout, and of what the queries know is copied while this one is multiplied, as in k3; the next
-tile after the last of a head is the first of the next head.  A tile that the band empties is not read.
+The next tile of queries, of dout, and of what the queries know is copied while this one is multiplied, as in k3; after
+the last tile of a head comes the first of the next head.  A tile that the band empties is not read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def keys_bytes(spec: Spec, outputs: str = "both") -> int:
     return spec.rows * (max(k, v) if outputs == "dv" else k + v) + 2 * spec.keys * (k + v + ROW_BYTES)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def keys_kernel(spec: Spec, outputs: str = "both") -> Any:
     """The kernel (q, k, v, dout, rows, dk, dv, shape, band, lengths, scores, bias); outputs: "both", "dk" or "dv"."""
     if outputs not in ("both", "dk", "dv"):

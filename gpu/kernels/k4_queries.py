@@ -1,7 +1,7 @@
 """4c. The gradient of queries; see `k4_backward` for what it is and how the kernel is launched.
 
-Shaped like the forward: a block has `spec.rows` queries of one head, and goes through the keys that they see, `spec.keys` at
-a time.  dout takes the place of the running output, and a tile of keys is used twice: for the scores, and for dq.
+Shaped like the forward: a block has `spec.rows` queries of one head, and goes through the keys that they see,
+`spec.keys` at a time.  A tile of keys is used twice, for the scores and for dq; a tile of values for dout·v.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def queries_bytes(spec: Spec) -> int:
     return (spec.rows + 2 * spec.keys) * (row_bytes(spec.D) + row_bytes(spec.Dv)) + spec.rows * ROW_BYTES
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def queries_kernel(spec: Spec) -> Any:
     """The kernel (q, k, v, dout, rows, dq, shape, band, lengths, scores, bias)."""
     QUERIES, KEYS, STRIPES, OWN_ROWS = spec.rows, spec.keys, spec.row_tiles, 16 * spec.row_tiles

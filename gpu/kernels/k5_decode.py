@@ -30,7 +30,7 @@ from numpy import float32, int32, int64
 from gpu import ptx
 from gpu.target import kernel
 
-from .arguments import BAND, BIAS, LENGTHS, OPERAND, SCORES, SHAPE, Specialisation
+from .arguments import BAND, BIAS, LENGTHS, OPERAND, SCORES, SHAPE, Specialisation, dtypes_of
 from .grouped import grouped
 from .k5_merge import (
     MAX_SPLITS,
@@ -260,7 +260,7 @@ def specialisations() -> list[Specialisation]:
     found = []
     archs = ("sm_80", "sm_90")
     for D in HEAD_SIZES:
-        for dtype in ("bfloat16", "float16"):
+        for dtype in dtypes_of(D):
             for rows in (16, 32) if D <= 128 else (16,):
                 spec = usual(dtype, D, D, rows)
                 found.append(

@@ -30,7 +30,7 @@ from numpy import float32, int32, int64
 from gpu import ptx
 from gpu.target import device, kernel
 
-from .arguments import Specialisation
+from .arguments import Specialisation, dtypes_of
 from .k3_tensor_core import SIGNATURE
 from .places import begin_key, bias_of_head, end_key, place_of, place_of_packed, whole
 from .softmax import INFINITE, LOG2E, softmax_of, weighing
@@ -245,7 +245,7 @@ def specialisations() -> list[Specialisation]:
     """What the SASS gate compiles: q·k once a tile, p·v there and once after the last."""
     found = []
     for D in HEAD_SIZES:
-        for dtype in ("bfloat16", "float16"):
+        for dtype in dtypes_of(D):
             spec = usual(dtype, D, D)
             found.append(
                 Specialisation(

@@ -90,9 +90,9 @@ def place_of_packed(block, rows, shape, lengths):  # type: ignore[no-untyped-def
 
 @device
 def place_of_keys(block, keys, shape, lengths):  # type: ignore[no-untyped-def]
-    """(batch entry, key head, first key, first token of q, of k, lq, lk) of a block; the first keys of a head come first.
+    """(batch entry, key head, first key, first token of q, of k, lq, lk) of a block.
 
-    Under a causal mask they are seen by the most rows.
+    The first keys of a head come first: under a causal mask they are seen by the most rows.
     """
     tiles = ptx.divide(int32(shape.Lk + keys - int32(1)), keys)
     place = ptx.divide(block, tiles)

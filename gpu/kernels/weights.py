@@ -4,9 +4,10 @@ With t the scores (scale, softcap, bias, ALiBi), x = scale q·k and dp = dout·v
 
     p = 2**(t log2(e) - less),   ds = p (dp - delta) [(1 - tanh²(x / softcap))]
 
-`less` = lse log2(e) and delta belong to the query (`k4_delta`); less is +inf where it sees no key, so that p and ds are 0.
-Each lane holds, of stripe t, fragment rows g = l // 4 and g + 8, columns 8 n + 2 (l % 4) and the next.  Fragment rows are
-queries, or, if `transposed`, keys: then p and ds, rounded in pairs, are A fragments of sums over queries.
+`less` = lse log2(e) and delta belong to the query (`k4_delta`); less is +inf where it sees nothing, so that p and ds
+are 0.  Each lane holds, of stripe t, fragment rows g = l // 4 and g + 8, columns 8 n + 2 (l % 4) and the next.
+Fragment rows are queries, or, if `transposed`, keys: then p and ds, rounded in pairs, are A fragments of sums over
+queries.
 
 Source: Dao 2023, FlashAttention-2, algorithm 2; the slope of softcap by differentiating tanh.
 """
@@ -145,7 +146,7 @@ def weights_of(spec: Spec, stripes: int, columns: int, transposed: bool) -> Weig
 
 
 def load_rows_of(rows: int, threads: int) -> Any:
-    """load(shared, first, row, limit, thread): begins the copy of less and delta of `rows` queries; 0 from `limit` on."""
+    """load(shared, first, row, limit, thread): begins to copy less and delta of `rows` queries; 0 from `limit` on."""
     LOADS = (rows + threads - 1) // threads
 
     @device

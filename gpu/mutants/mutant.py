@@ -14,10 +14,10 @@ Row = tuple[str, str, str, str, str]
 
 
 class Mutant(NamedTuple):
-    """`old`, which occurs once in gpu/kernels/`file`.py, becomes `new`; on `problem`, `caught` is the check that fails.
+    """`old`, which occurs once in gpu/kernels/`file`.py, becomes `new`; `problem` then fails the check `caught`.
 
-    `caught` is "bound" or the name of an error of `gpu.simt`; "Race or UninitialisedRead" where it depends on the schedule
-    whether the reader finds other bytes than it should, or none yet.
+    `caught` is "bound" or the name of an error of `gpu.simt`; "Race or UninitialisedRead" where it depends on the
+    schedule whether the reader finds other bytes than it should, or none yet.
     """
 
     what: str

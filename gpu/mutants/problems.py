@@ -48,7 +48,6 @@ def _forward() -> Iterator[Posed]:
     put = partial(_posed, "tensor_core")
     yield put("causal", TWO, H=2, Lq=37, Lk=45, Dv=24, mask=RIGHT)
     yield put("window", TWO, Lq=40, Lk=25, D=64, dtype="float16", mask=Window(9, 3, "bottom_right"), sinks="normal")
-    yield put("falling", ONE, Lq=16, Lk=50, family="falling")
     yield put("empty", ONE, Lq=30, Lk=21, family="normal", mask=RIGHT)
     yield put("negative", ONE, Lq=5, Lk=65, D=24, Dv=16, dtype="float16", scale=-0.7)
     yield put("scale-0", ONE, Lq=20, Lk=20, scale=0.0, mask=RIGHT)
@@ -68,46 +67,39 @@ def _backward() -> Iterator[Posed]:
     yield put("grad-window", ONE, Lq=40, Lk=25, dtype="float16", mask=Window(9, 3, "bottom_right"))
     yield put("grad-modified", ONE, D=40, softcap=2.0, bias=BIAS, **_lengths((12, 9), (40, 17)))
     yield put("grad-hidden", ONE, Lq=9, Lk=20, D=72, Dv=72, bias=BiasSpec("HQK", "float32", "padding"))
-    yield put("grad-elements", ONE, Lq=9, Lk=19, D=33, Dv=35)
     yield put("grad", TWO, H=2, Lq=20, Lk=35, Dv=24, mask=RIGHT, sinks="normal", want=ALL | {"dsinks"})
 
 
 def _decode() -> Iterator[Posed]:
     put = partial(_posed, "decode")
-    yield put("few", TWO, H=4, Hkv=2, Lq=3, Lk=100, mask=RIGHT, sinks="normal")
+    yield put("few", TWO, H=2, Lq=3, Lk=100, mask=RIGHT, sinks="normal")
     yield put("few-rows", ONE, Lq=5, Lk=40, mask=Causal("top_left"))
     yield put("few-long", ONE, Lq=1, Lk=400, Dv=128)
     yield put("few-hidden", TWO, Lq=5, Lk=3, mask=RIGHT)
-    yield put("few-negative", ONE, Lq=2, Lk=40, dtype="float16", scale=-0.7)
-    yield put("few-scale-0", ONE, Lq=5, Lk=20, scale=0.0, mask=RIGHT)
-    yield put("few-window", ONE, H=2, Lq=9, Lk=40, mask=Window(4, 17, "top_left"))
+    yield put("few-negative", ONE, Lq=2, Lk=40, D=24, Dv=16, dtype="float16", scale=-0.7)
     yield put("few-modified", ONE, H=2, Hkv=2, D=40, softcap=2.0, bias=BIAS, **_lengths((5, 3), (40, 17)))
     yield put("few-alibi", ONE, H=2, Lq=3, Lk=37, bias=ALIBI)
-    yield put("few-elements", ONE, H=2, Lq=3, Lk=19, D=33, Dv=35)
     yield put("few-packed", ONE, H=2, **_lengths((3, 0, 2), (20, 9, 40), storage=Packed(2)))
 
 
 def _wgmma() -> Iterator[Posed]:
     put = partial(_posed, "wgmma", D=64, Dv=64)
-    yield put("warpgroup", GROUP, H=2, Lq=37, Lk=45, mask=Window(20, 0, "bottom_right"), sinks="normal")
+    yield put("warpgroup", GROUP, H=2, Lq=37, Lk=45, mask=Window(26, 0, "bottom_right"), sinks="normal")
     yield put("warpgroup-heads", GROUP, H=4, Hkv=2, Lq=3, Lk=18, D=56, Dv=40)
-    yield put("warpgroups", GROUPS, Lq=100, Lk=20, D=128, Dv=128)
+    yield put("warpgroups", GROUPS, Lq=100, Lk=20, Dv=128)
 
 
 def _plain() -> Iterator[Posed]:
     put = partial(_posed, dtype="float32", D=10, Dv=6)
     yield put("naive", "naive-window", FOUR, H=4, Hkv=2, Lq=7, Lk=9, mask=Window(3, 1, "bottom_right"), sinks="normal")
-    yield put("naive", "naive-packed", FOUR, **_lengths((3, 0, 5), (4, 2, 1), storage=Packed(2), H=2), family="all_negative_logits")
+    negative = _lengths((3, 0, 5), (4, 2, 1), storage=Packed(2), family="all_negative_logits")
+    yield put("naive", "naive-packed", FOUR, H=2, **negative)
     yield put("naive", "naive-alibi", FOUR, H=2, Lq=4, Lk=7, bias=ALIBI)
     yield put("tiled", "tiled-causal", FOUR, H=4, Hkv=2, Lq=37, Lk=14, mask=RIGHT, sinks="normal")
-    yield put("tiled", "tiled-packed", FOUR, **_lengths((3, 0, 5), (9, 2, 1), storage=Packed(2), H=2))
     put = partial(put, "tiled", want=ALL)
-    yield put("tiled-grad", FOUR, H=2, Lq=20, Lk=5, mask=Window(5, 1, "top_left"), sinks="normal", softcap=3.0)
+    band = Window(5, 1, "top_left")
+    yield put("tiled-grad", FOUR, H=2, Lq=20, Lk=5, mask=band, sinks="normal", softcap=3.0)
 
 
-PROBLEMS = {
-    posed.case.id: posed
-    for some in (_forward, _backward, _decode, _wgmma, _plain)
-    for posed in some()
-}  # fmt: skip
+PROBLEMS = {posed.case.id: posed for some in (_forward, _backward, _decode, _wgmma, _plain) for posed in some()}
 """By name."""

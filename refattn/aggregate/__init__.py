@@ -28,7 +28,7 @@ The statistics (`filters`, `keys`):
     key             for each key j: the direction of its weight, p_j (v_j - out), less those of size and scale
 
 Each has at most the false-alarm rate of RATE a problem, where errors are symmetric and rows independent.  They are
-not everywhere: the gates of `rows` leave out whatever is not generic.
+not everywhere: the gates of `gates` leave out whatever is not generic.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ from ..inputs import Problem
 from ..precision import Precision
 from ..truth import Expected
 from .filters import Filters
+from .gates import generic
 from .keys import Keys
-from .rows import generic, groups
+from .rows import groups
 from .suspicion import RATE, Found, Suspicion
 
 __all__ = ["RATE", "Suspicion", "suspicions"]
@@ -62,7 +63,7 @@ def suspicions(
     """
     if "out" not in got or "out" not in expected or not generic(problem, expected["out"], precision):
         return ()
-    filters = Filters()
+    filters = Filters(expected["out"].dtype, precision)
     found: list[Found] = []
     with np.errstate(all="ignore"):
         for group in groups(problem, got["out"], expected["out"], precision):

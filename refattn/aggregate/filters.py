@@ -3,17 +3,23 @@
 Directions are made orthogonal within each row: scale to out, so that a common factor of a row (roundings of P of one
 sign, the reciprocal of its sum) is not taken for it; size and the roundings to scale.  What remains of an error that
 honest rows may have in common, relatively `slack`, times what the filter makes of it, is the allowance.
+
+Toward zero is asked only where out is rounded to fewer bits than the accumulators have; up and down where the error of
+exp, which can be the same for rows that resemble one another, is far below that rounding too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .rows import FEWEST, Rows
+from ..dtypes import FORMATS
+from ..precision import Precision
+from .gates import FEWEST
+from .rows import Rows
 from .suspicion import Found, Suspicion, limit_of
 
 __all__ = ["Filters", "Sum"]
@@ -53,26 +59,33 @@ class Sum:
         return self.total * self.estimate
 
 
-@dataclass
 class Filters:
-    """The sums so far."""
+    """The sums so far, for outputs of dtype `out`."""
 
-    sums: dict[str, Sum] = field(
-        default_factory=lambda: {name: Sum() for name in ("scale", "size", "toward zero", "up and down")}
-    )
-    squares: list[Array] = field(default_factory=list)
-    """the mean of z² of each row"""
+    def __init__(self, out: str, precision: Precision) -> None:
+        u_out, accumulate = FORMATS[out].u, FORMATS[precision.accumulate].u
+        names = ["scale", "size"]
+        if u_out > accumulate:
+            names.append("toward zero")
+        if u_out >= 64 * precision.exp_ulp * accumulate:
+            names.append("up and down")
+        self.sums = {name: Sum() for name in names}
+        self.squares: list[Array] = []
+        """the mean of z² of each row"""
 
     def add(self, rows: Rows) -> None:
-        scale = rows.less(rows.scale, rows.size)
+        scale = rows.turned
         of_scale = np.abs((scale * rows.scale).sum(1)) + np.abs((scale * rows.exponent).sum(1))
         self.sums["scale"].add(scale, rows, float((of_scale * rows.scale_slack).sum()) / 2)
         signed = rows.half * np.sign(rows.size)
         for name, direction in (("size", rows.size), ("toward zero", signed)):
+            if name not in self.sums:
+                continue
             filter = rows.less(direction, rows.scale)
             allowed = float((np.abs((filter * rows.size).sum(1)) * rows.size_slack).sum())
             self.sums[name].add(filter, rows, allowed)
-        self.sums["up and down"].add(rows.less(rows.half, rows.size, scale), rows, 0.0)
+        if "up and down" in self.sums:
+            self.sums["up and down"].add(rows.less(rows.half, rows.size, scale), rows, 0.0)
         self.squares.append((rows.z**2).sum(1) / rows.judged.sum(1))
 
     def found(self) -> Iterator[Found]:

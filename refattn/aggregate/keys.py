@@ -71,10 +71,8 @@ class Keys:
         if not explained[best] > 0:
             return
         times = 1 + whole[best] / response[best]
-        text = (
-            f"key {best} of b={self.group.b}, key head {self.group.kv}, counts {times:.2f} times in out, {_what(times)} "
-            f"({t[best]:.0f} sigma)"
-        )
+        where = f"key {best} of b={self.group.b}, key head {self.group.kv}"
+        text = f"{where}, counts {round(times, 2) + 0.0:.2f} times in out, {_what(times)} ({t[best]:.0f} sigma)"
         yield Found(float(explained[best]), Suspicion("key", "out", float(t[best]), self.limit, text))
 
 
@@ -85,11 +83,11 @@ def _f(rows: Rows) -> Array:
 
 
 def _unit(rows: Rows) -> Array:
-    """f for an error of c = 1: p² (|d|² less the squares of its parts along size and scale), d = (v - out) / s."""
+    """f for c = 1: p² (|d|² less the squares of its parts along size and scale), d = (v - out) / s."""
     per_s, v, size = rows.per_s, rows.v, rows.size.astype(np.float32)
     square = (size * size).sum(1, keepdims=True)
     d2 = (per_s * per_s) @ (v * v).T - 2 * (size * per_s) @ v.T + square
-    for direction in (size, rows.less(rows.scale, rows.size).astype(np.float32)):
+    for direction in (size, rows.turned.astype(np.float32)):
         length = np.sqrt((direction * direction).sum(1, keepdims=True))
         unit = direction / np.where(length > 0, length, 1)
         along = (unit * per_s) @ v.T - (unit * size).sum(1, keepdims=True)

@@ -1,28 +1,10 @@
-"""The rows that the statistics look at: up to ROWS of each key head, and only generic ones.
-
-A problem is generic if its accumulators are float32 and nothing but a mask, a softcap, a bias or sinks stands between
-q, k, v and out: with a rotation, quantised inputs or a scaled q, errors of k are common to all rows; score_mod and
-dropout are left out for simplicity.  Where a softcap is flat, tanh is rounded to the same side for all rows: it may
-be no more than 1/64 of a rounding of P.
-
-A key head is generic if its rows are rounded independently: of a sample of scores (rows x PROBES keys) at least
-half differ from all others, and in half of the columns they spread over 8 roundings of P from row to row.  Columns of
-out that do not spread over four half units from row to row are left out: all rows are rounded alike there.  So are,
-where nothing is rounded to 16 bits, those in which the mean of v is above its standard deviation: terms of one sign
-round alike when they are added up.
-
-A row is generic if no other row has the same q, and
-
-- its scores spread: their standard deviation under p is at least 32 roundings of P, and 2^-5;
-- it has at least 16 effective keys, (sum p)² / sum p²: then P is rounded in many places at once;
-- scores are below 2^13, so that p in float32 is good to three digits, which is enough to weigh errors with;
-- what is lost, sum of p below a unit of the sum or flushed to 0 in the format of P, is below 1/16 of a rounding;
-- more than half of its elements can be judged: finite, of a finite bound, and above 64 times the smallest number of
-  out's format (with flushing, four times the smallest normal), since those below are rounded to 0.
+"""The rows that the statistics look at: up to ROWS of each key head, with the directions in which out may be off.
 
 The variance of an honest error is SPREAD deviation² + h² / 3, h half a unit in the last place of out.  `deviation`
 (`tolerance.forward`) has u_P p for each rounding of P, which is half a unit only at the lower end of a binade; the mean
 of its square is 0.54 of that for logarithmically uniform p, and SPREAD for one that leans to that end.
+
+Weights are had again, in float32: a matrix product, exp, and one more product for each direction.
 """
 
 from __future__ import annotations
@@ -40,31 +22,19 @@ from ..inputs import Problem
 from ..precision import Precision
 from ..tolerance import Units, half_ulp
 from ..truth import Expected, View
+from .gates import FEWEST, fresh, generic_rows, has_copies, judged, spread_out, varied
 
-__all__ = ["Group", "Rows", "generic", "groups"]
+__all__ = ["Group", "Rows", "groups"]
 
 Array = np.ndarray[Any, Any]
 
 ROWS = 256
 """of a key head, evenly spaced: more would cost more than the bound does"""
 SPREAD = 0.8
-FEWEST = 43
-"""rows below which no T can exceed its limit"""
 HIDDEN = np.float32(-1e30)
 TILE = 1 << 20
 """scores held at a time"""
-PROBES = 32
 EVERYTHING = slice(None)
-
-
-def generic(problem: Problem, expected: Expected, precision: Precision) -> bool:
-    """Whether the problem, as a whole, is one that the statistics are for."""
-    case = problem.case
-    plain = case.score_mod is case.dropout is case.rotary is case.quant is precision.scaled_q is None
-    known = expected.deviation is not None and precision.accumulate == "float32"
-    c = Units(precision, case.Lk)
-    flat = case.softcap is not None and 64 * (c.tanh + 3 * c.u + c.u_scores) * case.softcap >= c.u_weights
-    return plain and known and not flat and case.B * case.H * case.Lq >= FEWEST and case.Lk >= 16 and case.D * case.Dv > 0
 
 
 @dataclass
@@ -95,9 +65,14 @@ class Rows:
     """(n,): how far out may be too large in all rows alike"""
 
     @cached_property
+    def turned(self) -> Array:
+        """scale less what is along size in its row."""
+        return self.less(self.scale, self.size)
+
+    @cached_property
     def apart(self) -> Array:
         """z less what is along size and scale in its row."""
-        return self.less(self.z, self.size, self.less(self.scale, self.size))
+        return self.less(self.z, self.size, self.turned)
 
     @staticmethod
     def less(x: Array, *directions: Array) -> Array:
@@ -108,16 +83,16 @@ class Rows:
         return x
 
 
-def groups(problem: Problem, got: Array, expected: Expected, precision: Precision) -> Iterator[Group]:
-    """The key heads, each with the rows that read it; rows whose out was there before are left out."""
+def groups(problem: Problem, got: Array, expected: Expected, precision: Precision) -> list[Group]:
+    """The key heads, each with the rows that read it; none if there are too few rows."""
     view = View(problem, precision)
     seen: set[float] = set()
     found = [Group(view, b, kv, got, expected, precision, seen) for b, kv in np.ndindex(view.case.B, view.case.Hkv)]
-    yield from found if len(seen) >= FEWEST else ()
+    return found if sum(len(rows) for group in found for _, rows in group.chosen) >= FEWEST else []
 
 
 class Group:
-    """One key head."""
+    """One key head; queries that were `seen` in another are left out."""
 
     def __init__(
         self, view: View, b: int, kv: int, got: Array, expected: Expected, precision: Precision, seen: set[float]
@@ -134,40 +109,23 @@ class Group:
         self.chosen = self._chosen(seen)
 
     def _chosen(self, seen: set[float]) -> list[tuple[int, Array]]:
-        """Heads and rows; the queries are marked as seen."""
+        """Heads and rows."""
         group, Lq, e = self.view.group, self.case.Lq, self.expected
         heads = slice(self.kv * group, (self.kv + 1) * group)
         value, ignored, q = (
             x[self.b, heads].reshape(group * Lq, -1) for x in (e.value, e.ignored, self.view.clean["q"])
         )
         at = np.flatnonzero(np.isfinite(value).all(1) & ~ignored.any(1))
-        at = at[np.unique(np.linspace(0, len(at) - 1, min(ROWS, len(at))).astype(int))] if len(at) else at
-        marks = (q[at] @ np.random.default_rng(0).standard_normal(q.shape[1])).astype(np.float32)
-        marks, first = np.unique(marks, return_index=True)
-        fresh = np.array([mark not in seen for mark in marks.tolist()], dtype=bool)
-        rows = np.sort(at[first[fresh]])
-        if len(rows) < 2 or not self._rounded_apart(q[rows]):
+        if not len(at) or has_copies(self.k):
             return []
-        spread = value[rows].std(0)
-        self.varied = spread > 4 * half_ulp(np.abs(value[rows]).mean(0) + spread, e.dtype)
-        if max(self.c.u_weights, FORMATS[e.dtype].u) == self.c.u:  # its errors are those of sums
-            self.varied &= np.abs(self.v.mean(0)) < self.v.std(0)
+        at = at[np.unique(np.linspace(0, len(at) - 1, min(ROWS, len(at))).astype(int))]
+        rows = at[fresh(q[at], seen)]
+        if len(rows) < 2:
+            return []
+        self.varied = varied(value[rows], self.v, e.dtype, self.c)
         if 2 * np.count_nonzero(self.varied) <= len(self.varied):
             return []
-        seen.update(marks.tolist())
         return [(heads.start + g, rows[rows // Lq == g] % Lq) for g in range(group)]
-
-    def _rounded_apart(self, q: Array) -> bool:
-        """Whether scores differ from one another and from row to row."""
-        there = np.flatnonzero(self.k.any(1))
-        if not len(there):
-            return False
-        keys = there[np.unique(np.linspace(0, len(there) - 1, PROBES).astype(int))]
-        s = (q * self.view.scale).astype(np.float32) @ self.k[keys].T
-        ascending = np.sort(s, axis=None)
-        close = np.diff(ascending) <= 2.0**-20 * np.abs(ascending[1:])
-        alone = np.append(~close, True) & np.append(True, ~close)
-        return bool(alone.mean() >= 0.5 and np.median(s.std(0)) > 8 * self.c.u_weights)
 
     def chunks(self) -> Iterator[Rows]:
         """The generic rows, some at a time."""
@@ -179,86 +137,63 @@ class Group:
                     yield part
 
     def _rows(self, h: int, rows: Any) -> Rows | None:
-        view, case, c, b, dtype = self.view, self.case, self.c, self.b, self.expected.dtype
-        s = (view.clean["q"][b, h][rows] * view.scale).astype(np.float32) @ self.k.T
-        t = s
-        if case.softcap is not None:
-            tanh = np.tanh(s / np.float32(case.softcap))
-            t, s = np.float32(case.softcap) * tanh, s * (1 - tanh * tanh)
-        added = view.tiles(b, h)[1](rows, EVERYTHING)
-        if added is not None:
-            t = t + added.astype(np.float32)
-        if added is not None or not (case.mask is case.q_lens is case.k_lens is None):
-            t = np.where(view.visible(b, h, rows, EVERYTHING), t, HIDDEN)
+        view, c, dtype = self.view, self.c, self.expected.dtype
+        t, s = self._logits(h, rows)
         m = t.max(1, keepdims=True)
         x = t - m
         weight = np.exp(x)
         total = weight.sum(1, keepdims=True)
         sink = view.sink(h)
         whole = total if sink is None else total + np.exp(np.float32(sink) - m)
-        p, kept = weight / whole, total / whole
+        p, kept = weight / whole, total / whole  # kept = sum p
         px = p * x
         mean = px.sum(1, keepdims=True) / kept
-        variance = np.einsum("ij,ij->i", px, x)[:, None] / kept - mean * mean
-        spread = np.sqrt(np.maximum(variance, 0))
+        spread = np.sqrt(np.maximum(np.einsum("ij,ij->i", px, x)[:, None] / kept - mean * mean, 0))
         effective = kept**2 / np.einsum("ij,ij->i", p, p)[:, None]
         lost = self._lost(weight, p)
-        good = (np.abs(m) < 2.0**13) & (spread >= max(32 * c.u_weights, 2.0**-5)) & (effective >= 16)
-        good &= lost <= max(c.u_weights, FORMATS[dtype].u) / 16
-        value, e = (self._of(y, h, rows) / self.unit for y in (self.expected.value, self.got))
-        e -= value
-        deviation = self._of(self.expected.deviation, h, rows) / self.unit
-        judged = self._judged(value, h, rows) & np.isfinite(e) & np.isfinite(deviation)
-        at = np.flatnonzero(good[:, 0] & (judged.mean(1) > 0.5))
-        if not len(at):
+        good = generic_rows(m, spread, effective, lost, dtype, c)[:, 0]
+
+        value, got, deviation = (self._of(y, h, rows) for y in (self.expected.value, self.got, self.expected.deviation))
+        e = got - value
+        some = judged(self.expected, (self.b, h, rows), self.precision) & self.varied
+        some &= np.isfinite(e) & np.isfinite(deviation)
+        at = np.flatnonzero(good & (some.mean(1) > 0.5))
+        if not len(at) or not spread_out(x, p, c):
             return None
         if len(at) < len(good):
-            value, e, deviation, judged = value[at], e[at], deviation[at], judged[at]
-            p, px, s, t, m, kept, spread, lost = p[at], px[at], s[at], t[at], m[at], kept[at], spread[at], lost[at]
+            value, e, deviation, some = value[at], e[at], deviation[at], some[at]
+            p, px, m, kept, spread, lost = p[at], px[at], m[at], kept[at], spread[at], lost[at]
         half = half_ulp((np.abs(value) + deviation) * self.unit, dtype) / self.unit
         variance = (SPREAD if c.u_weights else 1.0) * deviation**2 + half**2 / 3
-        per_s = np.where(judged, 1 / np.sqrt(np.where(judged, variance, 1.0)), 0.0)
-        exponent = self._slope(px, m, value, kept)
-        scale = exponent
-        if case.softcap is not None or added is not None:
-            s = np.where(t > HIDDEN / 2, s, 0)
-            at_most = s.max(1, keepdims=True)
-            scale = self._slope(p * (s - at_most), at_most, value, kept)
-        parts = (np.where(judged, x, 0.0) * per_s for x in (e, value, scale, exponent, half))
-        return Rows(
-            *parts, judged, p, self.v, per_s.astype(np.float32),
-            self._scale_slack(m, spread, lost)[:, 0], self._size_slack(lost)[:, 0],
-        )  # fmt: skip
+        per_s = np.where(some, 1 / np.sqrt(np.where(some, variance, 1.0)), 0.0)
+        scale = exponent = self._slope(px, m, value, kept)
+        if s is not t:
+            s = s[at]
+            highest = s.max(1, keepdims=True)
+            scale = self._slope(p * (s - highest), highest, value, kept)
+        z, size, scale, exponent, half = (np.where(some, y, 0.0) * per_s for y in (e, value, scale, exponent, half))
+        slacks = self._scale_slack(m, spread, lost)[:, 0], self._size_slack(lost)[:, 0]
+        return Rows(z, size, scale, exponent, half, some, p, self.v, per_s.astype(np.float32), *slacks)
 
-    def _scale_slack(self, m: Array, spread: Array, lost: Array) -> Array:
-        """How far the scale may be off for all rows alike.
-
-        8 u for the constants by which scores are multiplied; D u / 16 for tensor cores, which truncate (16 products
-        at a time); the error of exp, as far as it grows with x; u_P² and u_s² |t| of the second order; and what is
-        lost, which lies some units of x below the mean.
-        """
-        c = self.c
-        slack = 8 * c.u + self._truncates(self.case.D) + c.eps / spread + c.u_weights**2
-        return np.asarray(slack + 2 * c.u_scores**2 * np.abs(m) + 8 * lost / spread)
-
-    def _size_slack(self, lost: Array) -> Array:
-        """How far out may be too large or too small in all rows alike: the same of sums over keys."""
-        c, u_out = self.c, FORMATS[self.expected.dtype].u
-        return 8 * c.u + self._truncates(self.case.Lk) + c.eps + c.u_weights**2 + u_out**2 + lost
-
-    def _truncates(self, terms: int) -> float:
-        return terms * self.c.u / 16 if FORMATS[self.precision.inputs].bits <= 11 else 0.0
+    def _logits(self, h: int, rows: Any) -> tuple[Array, Array]:
+        """t, HIDDEN where hidden, and dt / d log(scale), which is t itself without softcap and bias; float32."""
+        view, case, b = self.view, self.case, self.b
+        s = (view.clean["q"][b, h][rows] * view.scale).astype(np.float32) @ self.k.T
+        t = s
+        if case.softcap is not None:
+            tanh = np.tanh(s / np.float32(case.softcap))
+            t, s = np.float32(case.softcap) * tanh, s * (1 - tanh * tanh)
+        bias = view.tiles(b, h)[1](rows, EVERYTHING)
+        if bias is not None:
+            t = t + bias.astype(np.float32)
+        if bias is None and case.mask is case.q_lens is case.k_lens is None:
+            return t, s
+        visible = view.visible(b, h, rows, EVERYTHING)
+        hidden = np.where(visible, t, HIDDEN)
+        return hidden, hidden if s is t else np.where(visible, s, 0)
 
     def _of(self, x: Any, h: int, rows: Any) -> Array:
-        return np.asarray(x[self.b, h][rows], dtype=np.float64)
-
-    def _judged(self, value: Array, h: int, rows: Any) -> Array:
-        e, f = self.expected, FORMATS[self.expected.dtype]
-        floor = 4 * f.smallest_normal if self.precision.flush_subnormal else 64 * f.eta
-        lo, hi, ignored, nonfinite = (y[self.b, h][rows] for y in (e.lo, e.hi, e.ignored, e.nonfinite))
-        return np.asarray(
-            np.isfinite(lo) & np.isfinite(hi) & ~ignored & ~nonfinite & (np.abs(value) * self.unit > floor) & self.varied
-        )
+        return np.asarray(x[self.b, h][rows] / self.unit, dtype=np.float64)
 
     def _lost(self, weight: Array, p: Array) -> Array:
         """(n, 1): the share of what a sum or the format of P may lose altogether."""
@@ -272,3 +207,22 @@ class Group:
         """sum_j p_j t_j (v_j - out), t = x + m: the derivative of out if all t grow in proportion; (n, Dv)."""
         found = px @ self.v - px.sum(1, keepdims=True) * value + m * (1 - kept) * value
         return np.asarray(found, dtype=np.float64)
+
+    def _scale_slack(self, m: Array, spread: Array, lost: Array) -> Array:
+        """How far the scale may be off for all rows alike, (n, 1).
+
+        8 u for the constants by which scores are multiplied; D u / 16 for tensor cores, which truncate (16 products
+        at a time); the error of exp, as far as it grows with x; u_P² and u_s² |t| of the second order; and what is
+        lost, which lies some units of x below the mean.
+        """
+        c = self.c
+        slack = 8 * c.u + self._truncates(self.case.D) + c.eps / spread + c.u_weights**2
+        return np.asarray(slack + 2 * c.u_scores**2 * np.abs(m) + 8 * lost / spread)
+
+    def _size_slack(self, lost: Array) -> Array:
+        """How far out may be too large or too small for all rows alike, (n, 1): the same of sums over keys."""
+        c, u_out = self.c, FORMATS[self.expected.dtype].u
+        return np.asarray(8 * c.u + self._truncates(self.case.Lk) + c.eps + c.u_weights**2 + u_out**2 + lost)
+
+    def _truncates(self, terms: int) -> float:
+        return terms * self.c.u / 16 if FORMATS[self.precision.inputs].bits <= 11 else 0.0

@@ -125,6 +125,8 @@ CASES = (
     _grad("dscale-dilated-f32", "The gradient of the scale over a dilated window.",
           "dscale_missing dilation_ignored", (2, 3, 3, 15, 25, 16, 16), F32, "one_hot_v",
           mask=Dilated(3, 2, "top_left")),
+    _grad("dscale-empty-rows-f32", "Rows that see nothing, among others of their tile that do, add nothing to it.",
+          "dscale_missing empty_rows_nan", (2, 3, 3, 13, 9, 16, 16), F32, "normal", mask=_BR),
     _with("dscale-alone-f32", "dscale alone, with a gradient at lse.",
           "dscale_missing dlse_ignored", (2, 3, 3, 12, 21, 16, 16), F32, "near_ties", want=_want("dscale lse")),
     _with("dscale-sinks-f16", "dscale and dsinks.",

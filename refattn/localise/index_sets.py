@@ -96,7 +96,7 @@ def _run(at: Array, judged: Array, what: str, names: Mapping[int, str], tiles: S
 def _tags(start: int, stop: int, judged: Array, names: Mapping[int, str], tiles: Sequence[int]) -> str:
     """What is special about a range: where it starts, and whether it is a tile."""
     tags = [f"{start} = {names[start]}"] if start and start in names else []
-    if stop != judged.size and stop in names and stop not in (1, start):
+    if not start and stop != judged.size and stop in names and stop > 1:
         tags.append(f"{stop} = {names[stop]}")
     ragged = [t for t in tiles if judged.size % t and start == judged.size // t * t and stop == judged.size and start]
     whole = [t for t in tiles if start % t == 0 and stop == start + t]

@@ -157,7 +157,7 @@ class Rows:
 
     def far_off(self) -> Array:
         """(rows,): how many columns are so far from what they should be that it is no rounding."""
-        return np.asarray((np.abs(self.got - self.out) > 3 * self.room(self.out, self.size)).sum(1))
+        return np.asarray((np.abs(self.got - self.out) > 4 * self.half).sum(1))
 
     def explained(self, changes: Sequence[Change]) -> Array:
         """(rows,): whether these changes together give what was got, about."""
@@ -221,7 +221,9 @@ def rows_of(
         factor = np.where(x["keep"][b, h][rows], 1 / (1 - case.dropout) if case.dropout < 1 else 0.0, 0.0)
     v = np.where(np.isfinite(v), v, 0.0)
     weights = np.where(visible, e, 0.0)
-    stored = (precision.accumulate, precision.scores, precision.scaled_q, precision.rotated, precision.dequantised)
+    stored = [precision.accumulate, precision.scores, precision.scaled_q]
+    stored += [precision.rotated] if case.rotary else []
+    stored += [precision.dequantised] if case.quant else []
     u = max(FORMATS[name].u for name in stored if name is not None)
     products = np.sqrt((q * q).sum(1))[:, None] * np.sqrt(np.nan_to_num((k * k).sum(1), posinf=0.0).max(initial=0.0))
     scores = abs(scale_of(case.scale, case.D)) * products + np.abs(np.where(np.isfinite(t), t, 0.0)).max(1)[:, None]

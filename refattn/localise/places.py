@@ -15,6 +15,8 @@ Array = np.ndarray[Any, Any]
 
 _LOOK = 12
 """elements by which pairs are told apart before all are compared"""
+_ENOUGH = 24
+"""failing indices after which it is given up, unless a fourth of them hold another's values"""
 _LETTERS = {"entry": "b", "head": "h", "key head": "h", "row": "i", "key": "j", "column": "d"}
 
 
@@ -40,7 +42,6 @@ def sources(x: Compared) -> Iterator[str]:
 
 def _pairs(got: Array, lo: Array, hi: Array, judged: Array, failing: Array) -> dict[int, int]:
     """For each failing index the one whose bounds hold all that it has, if there is just one."""
-    n, size = got.shape
     with np.errstate(invalid="ignore"):
         told = judged.all(0) & np.isfinite(lo).all(0) & np.isfinite(hi).all(0)
         told &= hi.max(0, initial=-np.inf) - lo.min(0, initial=np.inf) > 4 * (hi - lo).max(0, initial=0)
@@ -48,19 +49,17 @@ def _pairs(got: Array, lo: Array, hi: Array, judged: Array, failing: Array) -> d
     if columns.size < 8:
         return {}
     look = columns[np.linspace(0, columns.size - 1, min(_LOOK, columns.size)).astype(int)]
-    near = np.ones((n, n), dtype=bool)
-    for c in look.tolist():
-        with np.errstate(invalid="ignore"):
-            near &= (got[:, c, None] >= lo[None, :, c]) & (got[:, c, None] <= hi[None, :, c])
-    pairs = {}
-    for i in np.flatnonzero(failing.any(1)).tolist():
-        at = [
-            int(j) for j in np.flatnonzero(near[i])[:8]
-            if ((got[i, columns] >= lo[j, columns]) & (got[i, columns] <= hi[j, columns])).all()
-        ]  # fmt: skip
+    few_lo, few_hi, few = lo[:, look], hi[:, look], got[:, look]
+    pairs: dict[int, int] = {}
+    bad = np.flatnonzero(failing.any(1))
+    for seen, i in enumerate(np.random.default_rng(0).permutation(bad).tolist()):
+        if seen == _ENOUGH and len(pairs) < seen / 4:
+            return {}
+        near = np.flatnonzero(((few[i] >= few_lo) & (few[i] <= few_hi)).all(1))[:8].tolist()
+        at = [j for j in near if ((got[i, columns] >= lo[j, columns]) & (got[i, columns] <= hi[j, columns])).all()]
         if len(at) == 1 and at[0] != i:
             pairs[i] = at[0]
-    return pairs
+    return dict(sorted(pairs.items()))
 
 
 def _rule(pairs: dict[int, int], letter: str, n: int) -> str:

@@ -99,7 +99,7 @@ def _frames(change: Change, first: int, last: int, end: int, n: int) -> Iterable
         yield Change(kind, "first", 0, stop - first)
     else:
         right, left = kind == "seen" and start == last + 1, kind == "seen" and stop == first
-        tile = stop - start in TILES and start % (stop - start) == 0
+        tile = stop > start + 1 and any(start % t == 0 and stop == min(start + t, n) for t in TILES)
         if left or not (right or tile):
             yield Change(kind, "first", start - first, stop - first)
         if right or not (left or tile):
@@ -144,8 +144,18 @@ def several(row: Rows, most: int = 3) -> Iterator[Changes]:
             kind = "twice" if changes[i].kind == "dropped" and count > 0 else changes[i].kind
             found.append(Change(kind, "key", changes[i].start, changes[i].stop))
         if row.explained(found)[0]:
-            yield tuple(sorted(found, key=lambda c: c.start or 0))
+            yield _joined(found)
             return
+
+
+def _joined(changes: Iterable[Change]) -> Changes:
+    """In the order of their keys, those of a kind that follow one another as one."""
+    joined: list[Change] = []
+    for change in sorted(changes, key=lambda c: c.start or 0):
+        if joined and (joined[-1].kind, joined[-1].stop) == (change.kind, change.start):
+            change = Change(change.kind, "key", joined.pop().start, change.stop)
+        joined.append(change)
+    return tuple(joined)
 
 
 def solved(row: Rows) -> Iterator[Changes]:

@@ -57,7 +57,7 @@ def factors(x: Compared, case: Case) -> Iterator[str]:
     large = np.abs(value) >= np.quantile(np.abs(value), 0.5)
     with np.errstate(all="ignore"):
         factor = float(np.median(got[large] / value[large]))
-    if factor == -1.0 and _holds(x, factor, 0.0):
+    if math.isclose(factor, -1.0, rel_tol=1e-3) and _holds(x, -1.0, 0.0):
         yield "all of it has the wrong sign"
     elif factor != 0.0 and math.isfinite(factor) and _holds(x, factor, 0.0):
         yield f"all of it is {factor:.6g} times what it should be{_known(factor, case, ' = ')}"

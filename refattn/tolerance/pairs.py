@@ -218,7 +218,9 @@ def delta_errors(p: Pairs, h: Head, r: Rows, rows: slice, ties: Ties, c: Units) 
     f, dout = h.forward, h.dout[rows]
     o, delta = f.out[rows], r.delta[rows]
     Dv = dout.shape[1]
-    e_out = f.rigorous[rows] + half_ulp(np.abs(o) + f.rigorous[rows], c.out)
+    most = np.abs(o) + f.rigorous[rows]
+    flushed = np.where(np.abs(o) - f.rigorous[rows] < c.out_flushed, np.minimum(most, c.out_flushed), 0.0)
+    e_out = f.rigorous[rows] + half_ulp(most, c.out) + flushed
     products = np.abs(dout) * np.abs(o)
     dot = (Dv + 1) * u * products.sum(1, keepdims=True)
     large = (p.P > u).sum(1, keepdims=True)
@@ -240,5 +242,5 @@ def delta_errors(p: Pairs, h: Head, r: Rows, rows: slice, ties: Ties, c: Units) 
     variance += u * u / 3 * Dv * (delta**2 / 3 + (products**2).sum(1, keepdims=True) / 6)
     r.v_delta[rows] = variance
     same = r.same_dout[rows] & repetitive(o)
-    coherent = (np.abs(dout) * f.coherent[rows]).sum(1, keepdims=True) + np.where(same, dot, 0.0)
+    coherent = (np.abs(dout) * (f.coherent[rows] + flushed)).sum(1, keepdims=True) + np.where(same, dot, 0.0)
     r.b_delta[rows] = (u_p + 4 * u) * np.abs(delta) + coherent + (Dv + 2) * c.eta

@@ -59,6 +59,7 @@ class Units:
         self.out = precision.out
         self.u_out = FORMATS[precision.out].u
         self.eta_out = eta(FORMATS[precision.out])
+        self.out_flushed = FORMATS[precision.out].smallest_normal if precision.flush_subnormal else 0.0
         bits = FORMATS[precision.inputs].bits
         weight_bits = weights.bits if weights else accumulate.bits
         self.qk_rounds = float(2 * bits > accumulate.bits)  # 1 where products of inputs are inexact

@@ -1,0 +1,147 @@
+"""Honest kernels pass: a rotating sample of the pairs of tests/honest_variations.py, and what shows that it can fail."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from honest_rules import Lazy, Summed, sums_of, truncated
+from honest_variations import ORDER, VARIATIONS, Kernel, Variation, judged, lines_of, scores_of
+
+from refattn.case import Case
+from refattn.cases import by_id
+from refattn.dtypes import FORMATS
+from refattn.inputs import make
+from refattn.streaming import Rules, Schedule
+from refattn.streaming.rules import selected_product
+
+RESULT = json.loads((Path(__file__).parent.parent / "docs" / "honest.json").read_text())
+ALARMS = {(name, alarm.split(" ")[0]) for name, row in RESULT["rows"].items() for alarm in row["alarms"]}
+WEEK = datetime.date.today().isocalendar()[:2]
+SMALL = [case for case in ORDER if 100 < scores_of(case) <= 4000]
+BY_NAME = {variation.name: variation for variation in VARIATIONS}
+
+
+def sample() -> list[Case]:
+    """Other ones each week, the same ones in all processes of a run."""
+    return random.Random(f"{WEEK}").sample(SMALL, 40)
+
+
+@pytest.mark.parametrize("case", sample(), ids=lambda case: case.id)
+def test_no_alarm(case: Case) -> None:
+    able = [v for v in VARIATIONS if v.applies(case) and (v.name, case.id) not in ALARMS]
+    chosen = random.Random(f"{WEEK} {case.id}").sample(able, 5)
+    for line in lines_of(case, chosen):
+        assert line["status"] == "passed", line
+
+
+def answers(variation: Variation, case: Case) -> dict[str, Any]:
+    kernel = Kernel(rules=variation.rules, schedule=variation.schedule, variation=variation)
+    with sums_of(variation.rules, kernel.precision(case), variation.schedule), np.errstate(all="ignore"):
+        return kernel(case, make(case).fresh())
+
+
+DIFFERENT = (
+    "paged-64-f32", "grad-bias-padding-bf16", "dscale-gqa-f16", "offset-e4m3", "rotary-base-1e6-bf16",
+    "int8-out-f32-bf16", "dropout-softcap-grad-bf16", "biased-prefix-f16", "blocks-x-decode-f16", "some-rows-masked-bf16",
+    "cache-decode-bf16", "first-x-k-lens-f16", "scores-softcap-bias-causal-f32", "longformer-k-lens-grad-f32", "q8-f16",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [v.name for v in VARIATIONS if v.name != "whole"])
+def test_a_variation_varies(name: str) -> None:
+    """It gives other bits than the plain kernel: one that does not would be no variation."""
+    variation, plain = BY_NAME[name], BY_NAME["whole"]
+    for id in DIFFERENT:
+        case = by_id(id)
+        if variation.applies(case):
+            one, other = answers(variation, case), answers(plain, case)
+            if any(not np.array_equal(one[n].astype(float), other[n].astype(float), equal_nan=True) for n in one):
+                return
+    pytest.fail(f"{name} gives the bits of the plain kernel in all of {DIFFERENT}")
+
+
+def test_there_are_enough() -> None:
+    assert len(VARIATIONS) == len(BY_NAME) >= 50
+    for variation in VARIATIONS:
+        cases = [case for case in ORDER if variation.applies(case)]
+        assert len(cases) >= 20, variation.name
+        contracts = {case.dtype: variation.contract(case) for case in cases}
+        assert all(bool(c.source) == bool(variation.changes) for c in contracts.values())
+
+
+class Coarser(Rules):
+    """Not honest: weights of 3 bits under a contract of 8 or 11."""
+
+    def round(self, x: Any, name: str | None) -> Any:
+        return super().round(x, "float8_e5m2" if name and name == self.precision.weights else name)
+
+
+class HighByTwelve(Rules):
+    """Not honest: every other exp 12 u too large."""
+
+    def exp(self, x: Any, shift: Any) -> Any:
+        y = super().exp(x, shift)
+        return np.where(np.arange(y.size).reshape(y.shape) % 2, y, y * y.dtype.type(1 + 2.0**-13))
+
+
+class StuckMaximum(Lazy):
+    """Not honest: the maximum lags without limit."""
+
+    behind = 1e9
+
+
+@pytest.mark.parametrize(
+    "variation, id",
+    [
+        (Variation("coarser", "", Coarser), "grad-bias-padding-bf16"),
+        (Variation("coarser", "", Coarser), "dscale-gqa-f16"),
+        (Variation("high", "", HighByTwelve), "paged-64-f32"),
+        (Variation("stuck", "", StuckMaximum, Schedule(64, 16)), "shared-same-f16"),
+        (replace(BY_NAME["exp_cubic"], changes=(), dtypes=("float32",)), "paged-64-f32"),
+        (replace(BY_NAME["eager"], changes=(("weights", None),)), "dscale-gqa-f16"),
+    ],
+)
+def test_what_is_not_honest_fails(variation: Variation, id: str) -> None:
+    kernel = variation
+    if variation.name == "eager":  # computes as an eager kernel does, and declares float32 weights
+        class Eager(Rules):
+            def contract(self, precision: Any) -> Any:
+                return replace(precision, scores="float16", weights="float16", weights_normalised=True)
+
+        kernel = replace(variation, rules=Eager)
+    assert judged(kernel, make(by_id(id))).status == "failed"
+
+
+@pytest.mark.xfail(strict=True, reason="the bound of delta leaves out that stored outputs may be flushed")
+def test_flushed_outputs_in_delta() -> None:
+    """To be deleted once the bound has it; then docs/honest.json is to be made again."""
+    assert judged(BY_NAME["flushed"], make(by_id("gathered-x-dscale-f16"))).status == "passed"
+
+
+def test_truncation() -> None:
+    x = np.array([1 + 2.0**-24, 1 + 3 * 2.0**-24, -1 - 3 * 2.0**-24, 1 - 2.0**-26, 0.0])
+    assert truncated(x).tolist() == [1.0, 1 + 2.0**-23, -1 - 2.0**-23, 1 - 2.0**-24, 0.0]
+
+
+def test_sums_are_given_back() -> None:
+    import sys
+
+    module = sys.modules["refattn.streaming.backward"]
+    case = by_id("dscale-gqa-f16")
+    with sums_of(Summed, BY_NAME["tree"].contract(case), Schedule(64, 64)):
+        assert module.selected_product is not selected_product  # type: ignore[attr-defined]
+    assert module.selected_product is selected_product  # type: ignore[attr-defined]
+
+
+def test_the_committed_result() -> None:
+    assert RESULT["variations"] == len(VARIATIONS)
+    assert {name for name, _ in ALARMS} <= {"flushed"}, "an alarm is a bug of the bound until it is shown to be none"
+    assert RESULT["pairs"] >= 0.8 * RESULT["of"]
+    assert FORMATS["float16"].bits == 11
