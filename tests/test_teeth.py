@@ -44,6 +44,7 @@ def test_a_full_row(row):
     assert row["by"] in its and all("causal" in repr(by_id(id).mask).lower() or by_id(id).mask for id in its)
     assert row["own"]["twice_eager"].startswith("fa-gqa-causal") and not row["own"]["fudge"], "torch's is square"
     assert all(row["ours"].values())
+    assert row["reach"]["twice_eager"] and row["reach"]["cosine"] and not row["reach"]["fudge"]
     assert json.loads(json.dumps(row)) == row
 
 
@@ -216,4 +217,4 @@ def test_the_committed_page_is_current():
     assert [row["name"] for row in read["mutants"]] == list(MUTANTS), "make it anew: docs/TEETH.md says how"
     assert results.faults(read) == [] and (DOCS / "teeth.json").stat().st_size < 300_000
     lines = results.summary_table(read).splitlines()
-    assert len(lines) <= 10 and all(line.count("|") == 6 for line in lines)
+    assert len(lines) <= 10 and all(line.count("|") == 7 for line in lines)

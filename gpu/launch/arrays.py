@@ -83,7 +83,11 @@ class NumPyLibrary:
 
     def new(self, shape: tuple[int, ...], dtype: Any, device: int | None, fill: float | None = None) -> Any:
         dtype = _numpy_dtype(dtype) if isinstance(dtype, str) else dtype
-        return np.empty(shape, dtype) if fill is None else np.full(shape, fill, dtype)
+        if fill is not None:
+            return np.full(shape, fill, dtype)
+        new = np.empty(shape, dtype)
+        new.reshape(-1).view(np.uint8)[...] = 0xFF  # NaN: what a kernel does not write must show in the executor
+        return new
 
     def packed_rows(self, x: Any) -> Any:
         return np.ascontiguousarray(x)

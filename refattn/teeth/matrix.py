@@ -10,6 +10,7 @@ A row is plain data, so that it is one line of JSON:
     vector               in hexadecimal: which of `killers()` it fails by our bounds, bit n for entry n; or None
     own, ours            for each rule of others the case that kills it: of its own inputs, and of those that kill it
                          with us; "" if none does; own, like vector, is None if it was not asked
+    reach                like own, but by our bounds: what its inputs could show
     seconds              of CPU
 """
 
@@ -63,7 +64,7 @@ def quick_row(name: str) -> Row:
     """The mutant on its killer alone."""
     begin, mutant = time.process_time(), MUTANTS[name]
     row: Row = {"name": name, "family": mutant.family, "what": mutant.what, "by": "", "ratio": None, "reason": ""}
-    row |= {"suspicious": "", "vector": None, "own": None, "ours": dict.fromkeys(RULES, "")}
+    row |= {"suspicious": "", "vector": None, "own": None, "reach": None, "ours": dict.fromkeys(RULES, "")}
     asked = [by_id(id) for id in mutant.caught.split()]
     verdict = _examined(mutant, asked)
     if verdict is not None and verdict.status == "failed":
@@ -94,9 +95,17 @@ def full_row(name: str) -> Row:
                 if not row["ours"][rule.name] and reference(case).kills(rule, answer):
                     row["ours"][rule.name] = id
     row["vector"] = f"{vector:x}"
-    row["own"] = dict.fromkeys(RULES, "")
-    for rule in RULES.values():
-        _try_rules([rule], fresh(mutant), rule.inputs, row["own"])
+    row["own"], row["reach"] = dict.fromkeys(RULES, ""), dict.fromkeys(RULES, "")
+    for name, rule in RULES.items():
+        kernel = fresh(mutant)  # asked one after the other, as their tests do
+        for case in rule.inputs:
+            answer, its = ask(kernel, case), reference(case)
+            if not row["own"][name] and its.kills(rule, answer):
+                row["own"][name] = case.id
+            if not row["reach"][name] and not its.ratio(answer) <= 1:
+                row["reach"][name] = case.id
+            if row["own"][name] and row["reach"][name]:
+                break
     row["seconds"] = round(row["seconds"] + time.process_time() - begin, 3)
     return row
 

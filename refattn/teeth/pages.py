@@ -44,17 +44,20 @@ def _summary(results: Results) -> Section:
         ", ".join(f"{name} {value}" for name, value in header.items()) + ".",
         f"{len(mutants)} mutants, {number} that can be killed and are not equal to another in all that follows. "
         "A rule kills a mutant if it rejects its answer and accepts that of the honest kernel to the same problem; a "
-        "false alarm is an answer of an honest kernel that it rejects. Its own inputs are problems as its project has "
-        "them; ours are those by which the suite kills the mutant.",
+        "false alarm is an answer of an honest kernel that it rejects. Own inputs are a handful of problems as "
+        "its project has them, and the bounds of this suite on them kill what they can show; our inputs are those by "
+        "which this suite kills the mutant.",
         "Made by `refattn teeth --out rows.jsonl --json docs/teeth.json --markdown docs/TEETH.md`, which can be killed "
         "and started again; `--read docs/teeth.json` makes the page alone.",
         f"Faults: {'; '.join(wrong)}." if wrong else "No mutant lives that could be killed; no false alarm of ours.",
     ]
-    rows: list[tuple[str, ...]] = [("this suite", "", of(tally(mutants, "by")), "", of(alarms(honest, "", False)))]
+    rows: list[tuple[str, ...]] = [("this suite", "", "", of(tally(mutants, "by")), "", of(alarms(honest, "", False)))]
     for rule in RULES.values():
-        cells = [of(tally(mutants, column, rule.name)) for column in ("own", "ours")]
+        cells = [of(tally(mutants, column, rule.name)) for column in ("own", "reach", "ours")]
         rows.append((rule.title, *cells, *(of(alarms(honest, rule.name, own)) for own in (True, False))))
-    heads = ("rule", "kills, its own inputs", "kills, our inputs", "false alarms, its own inputs", "on our inputs")
+    heads = (
+        "rule", "kills, own inputs", "our bounds there", "kills, our inputs", "false alarms, own inputs", "on ours"
+    )  # fmt: skip
     return Section("Teeth", tuple(text), heads, rows)
 
 

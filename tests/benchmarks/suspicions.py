@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.suspicions alarms [--problems 3000] [--seed 0]    random and awkward honest problems
     python -m tests.benchmarks.suspicions suite                                  every case: streaming, torch
-    python -m tests.benchmarks.suspicions power [--seeds 4]                      smallest errors that are noticed
+    python -m tests.benchmarks.suspicions power [--seeds 4] [--dtypes float16]   smallest errors that are noticed
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ def suite() -> None:
         tally.report()
 
 
-def power(seeds: int) -> None:
-    for dtype in DTYPES:
+def power(seeds: int, dtypes: list[str]) -> None:
+    for dtype in dtypes:
         problems = [normal(dtype, seed=seed) for seed in range(seeds)]
         contract = preset(dtype)
         expected = [truth(p, contract) for p in problems]
@@ -217,13 +217,14 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     given = parser.parse_args()
     if given.what == "alarms":
         alarms(given.problems, given.seed)
     elif given.what == "suite":
         suite()
     else:
-        power(given.seeds)
+        power(given.seeds, given.dtypes)
 
 
 if __name__ == "__main__":
