@@ -1,8 +1,9 @@
-"""The command `refattn`: check, judge, list, show, fuzz, prove.
+"""The command `refattn`: check, judge, list, show, fuzz, teeth, prove.
 
 Exit codes of check: 0 if no case (or law) failed and every case of the basics chapter passed, 1 if not, 2
 for a mistake in how it was called, 130 if it was interrupted.  Of judge: 0 if all is within bound, 1 if
-not.  Of prove: 0 if all claims hold, 1 if one is refuted or its proof failed, 3 if one is undecided.
+not.  Of teeth: 0 if every mutant is killed that can be, and no honest kernel.
+Of prove: 0 if all claims hold, 1 if one is refuted or its proof failed, 3 if one is undecided.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from . import check_command, judge_command
 from .case import Case
 from .implementation import DEFAULT
+from .teeth import command as teeth_command
 
 if TYPE_CHECKING:
     from .judge import Verdict
@@ -121,6 +123,8 @@ def _parser() -> argparse.ArgumentParser:
     fuzz = commands.add_parser("fuzz", parents=[candidate], help="random cases, shrunk to the smallest that fails")
     fuzz.add_argument("--seconds", type=_positive, default=60.0, metavar="S", help="how long to search (default 60)")
     fuzz.set_defaults(command=_fuzz)
+
+    teeth_command.add_parser(commands).set_defaults(command=_teeth)
 
     prove = commands.add_parser("prove", help="run the proofs of this checkout, and write a page with their pictures")
     prove.set_defaults(command=_prove)
@@ -256,6 +260,14 @@ def _writeable(*files: tuple[str, Path | None]) -> None:
     for option, path in files:
         if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
             raise _Usage(f"{option}: {path} cannot be written; it must be a file in a folder that exists")
+
+
+def _teeth(arguments: argparse.Namespace) -> int:
+    _writeable(*((f"--{name}", getattr(arguments, name)) for name in ("json", "html", "markdown", "out")))
+    try:
+        return teeth_command.command(arguments, check_command.stdout())
+    except teeth_command.CannotBite as error:
+        raise _Usage(str(error)) from None
 
 
 def _list(arguments: argparse.Namespace) -> int:

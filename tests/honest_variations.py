@@ -3,7 +3,7 @@
 A `Variation` is a subclass of `Rules` (tests/honest_rules.py), a `Schedule` and the contract it declares.  `judged`
 has it solve one case and judges the answer; every case is asked of every variation that applies:
 
-    python -m tests.honest_variations --out FILE [--jobs N] [--seconds S] [--largest SCORES]
+    python -m tests.honest_variations --out FILE [--jobs N] [--only TEXT] [--seconds S] [--largest SCORES]
     python -m tests.honest_variations --out FILE --summary docs/honest.json
 
 A line of JSON for each pair goes to FILE, smallest cases first; what is there already is not run again, so
@@ -201,9 +201,9 @@ def lines_of(case: Case, variations: Iterable[Variation]) -> Iterator[dict[str, 
         yield line | {"seconds": round(time.perf_counter() - began, 3)}
 
 
-def _run(done: set[tuple[str, str]], index: int) -> list[dict[str, Any]]:
+def _run(done: set[tuple[str, str]], only: str, index: int) -> list[dict[str, Any]]:
     case = ORDER[index]
-    left = [v for v in VARIATIONS if v.applies(case) and (case.id, v.name) not in done]
+    left = [v for v in VARIATIONS if v.applies(case) and (case.id, v.name) not in done and only in v.name]
     return list(lines_of(case, left)) if left else []
 
 
@@ -261,6 +261,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--largest", type=int, default=1 << 40, help="leave out cases with more scores")
+    parser.add_argument("--only", default="", help="variations whose name has this text")
     parser.add_argument("--summary", type=Path, help="write the summary of what FILE has, and run nothing")
     options = parser.parse_args(arguments)
     found = read(options.out)
@@ -273,7 +274,7 @@ def main(arguments: list[str] | None = None) -> None:
     with options.out.open("a") as file, multiprocessing.get_context("fork").Pool(options.jobs) as pool:
         if file.tell() and not options.out.read_text().endswith("\n"):
             file.write("\n")
-        for n, lines in enumerate(pool.imap(partial(_run, done), indices), 1):
+        for n, lines in enumerate(pool.imap(partial(_run, done, options.only), indices), 1):
             for line in lines:
                 alarms += line["status"] != "passed"
                 file.write(json.dumps(line) + "\n")

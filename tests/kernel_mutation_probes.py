@@ -134,10 +134,10 @@ PROBES: tuple[Probe, ...] = tuple(
     paged-64-f32 preset reverse
     paged-64-f32 preset splits
     paged-64-f32 preset random
-    padding-x-bias-f16
+    grad-bias-queries-lse-f32
     scores-mod-gqa-bf16
     gathered-first-none-bf16 eager
-    tree-x-out-f32-f16 eager
+    gathered-per-head-f16 normalised
     grad-v-of-k-bf16 blocked-gradients
     no-keys-f32
     dscale-empty-rows-f32
@@ -156,6 +156,7 @@ PROBES: tuple[Probe, ...] = tuple(
     paged-e4m3-sinks f8-weights
     tree-window-f16 scaled-q
     dilated-x-softcap-f16
+    dsoftcap-k-lens-f32
     q-lens-0-bf16
     packed-bias-grad-f32
     rotary-ragged-grad-f64

@@ -76,6 +76,8 @@ SURVIVORS: dict[str, tuple[str, ...]] = {
         r"^rules\.Rules\.(rotate|unrotate): rounding: .* -> \((x|y|cos|sin)\)$",
         r"^rules\.Rules\.products: rounding: self\.round\((q \* factor|s), .* -> \((q \* factor|s)\)$",
         r"^rules\.Rules\.products: condition: self\.precision\.scaled_q is not None -> False",
+        r"^rules\.Rules\.products: rounding: self\.round\(q \* factor, self\.precision\.scaled_q\) -> .*\"float16\"\)$",
+        r"^forward\._weigh_again: rounding: rules\.round\(p, rules\.precision\.weights\) -> .*\"float16\"\)$",
         r"^rules\.Rules\.logits: rounding: self\.round\(.* -> \((modify\(s\)|s \+ bias)\)$",
         r"^rules\.Rules\.weigh: rounding: self\.round\(p, self\.precision\.weights\) -> \(p\)",
         r"^rules\.Rules\.weigh: condition: rounded if .* -> \(p\)",
@@ -88,6 +90,12 @@ SURVIVORS: dict[str, tuple[str, ...]] = {
         r"^backward\.(backward|_add): rounding: rules\.round\(.* -> \(",
         r"^backward\.backward: statement: p, ds = ",
         r"^backward\._add: condition: .* -> \(None\)",
+    ),
+    "another honest way: weights divided by their sum before they are rounded; worse only where that underflows": (
+        r"^forward\.forward: condition: _weigh_again\(head, rows, state\) if .* -> \(_weigh_again",
+    ),
+    "another honest way: exp(t - lse) is what the bound of gradients is about, in float64 too": (
+        r"^forward\.forward: condition: x\.dtype == np\.float64 -> False",
     ),
     "another honest order: scale in the accumulators' dtype before or after the product": (
         r"^rules\.Rules\.products: (condition: self\.precision\.scaled_q is not None -> True|comparison)",
@@ -126,8 +134,17 @@ SURVIVORS: dict[str, tuple[str, ...]] = {
         r"^prepare\._at_queries: (comparison: i < lq|constant: 0)",
     ),
     "of 0 features every score is 0, at any scale": (r"^rules\.Rules\.default_scale: constant: 1\.0",),
+    "1 - tanh² and 1 / cosh² are both honest: the bound covers an error of tanh, in any dtype": (
+        r"^rules\.Rules\.slope: (condition|comparison): self\.dtype == np\.float64",
+    ),
+    "z slope is 0 already where the slope is 0 and z finite; 0 where z is 0; and no slope is -1": (
+        r"^rules\.Rules\.cap_share: (arguments: np\.where|constant: 0 -> \(-?1\)$)",
+    ),
+    "may be flushed, and may be not; the sign of a zero is not judged; no output is the smallest normal number": (
+        r"^rules\.Rules\.store: (arguments: np\.where|comparison: .* <= |function: np\.copysign|call: np\.copysign)",
+    ),
     "without quant nothing has a scale": (r"^prepare\.prepare: condition: case\.quant is not None -> True",),
-    "the two are None together": (r"^backward\.backward: logic: sums\.dsinks is not None and head\.sink",),
+    "sinks and their sums are None together": (r"^backward\.backward: logic: sums\.dsinks is not None and head\.sink",),
     "an axis of length 1: index -1 is 0, slice(0, 2) is slice(0, 1)": (
         r"^backward\.Sums\.add_bias: constant: ",
     ),
@@ -137,6 +154,15 @@ SURVIVORS: dict[str, tuple[str, ...]] = {
     "hole: no case has rotated queries and not a single key": (r"^prepare\.prepare: logic: case\.rotary",),
     "hole: no case has a sink of -inf, and no family of sinks would make one": (
         r"^online\.join_sink: call: np\.zeros_like\(m\)",
+    ),
+    "hole: gradients added up in 16 bits more often than grad_q_block says are within the bound of long sums alone": (
+        r"^forward\.key_tiles: logic: size or", r"^backward\.backward: logic: contract\.grad_q_block or",
+    ),
+    "hole: poison that every row of a tile sees is in no case: there nothing would be judged": (
+        r"^rules\.selected_product: condition: visible is None -> False",
+    ),
+    "hole: no case has visible keys whose scores are all -inf (tests/test_streaming.py has)": (
+        r"^forward\.forward: (statement: state\.l\[seen|function: np\.isneginf\(state\.m\))",
     ),
     "hole: no score_mod of SCORE_MODS hides with -inf; one that hides whole rows, or poison, would kill it": (
         r"^forward\.Head\.logits: (condition: t\.before|operand: |function: np\.is|statement: visible)",

@@ -2,6 +2,11 @@
 
 import argparse
 import json
+import os
+import subprocess
+import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -149,6 +154,36 @@ def test_a_run_resumes(tmp_path):
     assert runs.read(out, HEADER) == [] and not out.exists()
 
 
+def test_workers_of_a_killed_run_end(tmp_path):
+    out = tmp_path / "rows.jsonl"
+    script = tmp_path / "script.py"  # a file: what is spawned imports it again
+    script.write_text(
+        "import pathlib, sys\nfrom refattn.teeth.runs import run\n"
+        "if __name__ == '__main__':\n"
+        "    tasks = ['quick:mean_of_v', *(f'mutant:{n}' for n in sys.argv[2:])]\n"
+        "    run(tasks, out=pathlib.Path(sys.argv[1]), header={})\n"
+    )
+    paths = os.pathsep.join([str(DOCS.parent), os.environ.get("PYTHONPATH", "")])
+    parent = subprocess.Popen(
+        [sys.executable, script, out, *MUTANTS], env={**os.environ, "PYTHONPATH": paths}, stderr=subprocess.PIPE
+    )
+    wait_for(lambda: out.exists() and len(out.read_bytes().splitlines()) > 1)
+    parent.kill()
+    # the worker has the pipe of stderr too: it is at its end when the worker is
+    end = threading.Thread(target=parent.communicate, daemon=True)
+    end.start()
+    end.join(20)
+    assert not end.is_alive()
+    assert runs.read(out, {})[0]["task"] == "quick:mean_of_v", "and what it had made is there"
+
+
+def wait_for(what, seconds=60):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("text", ["{}\n", "no json\n", '{"refattn": "1", "date": "x"}\n{"name": "no task"}\n', "[]\n"])
 def test_other_files_are_refused(tmp_path, text):
     out = tmp_path / "rows.jsonl"
@@ -162,6 +197,16 @@ def test_rows_of_another_catalogue_are_refused(tmp_path):
     out.write_text('{"refattn": "2", "date": "today"}\n')
     with pytest.raises(ValueError, match="name another file"):
         runs.run(["quick:mean_of_v"], out=out, header=HEADER)
+
+
+def test_the_catalogue_has_one_name_in_all_processes():
+    code = "from refattn.teeth.matrix import catalogue; print(catalogue())"
+    for seed in ("1", "2"):
+        ran = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, cwd=DOCS.parent,
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert ran.stdout.strip() == matrix.catalogue()
 
 
 def test_quick_samples_come_round():

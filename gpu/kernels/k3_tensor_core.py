@@ -50,6 +50,7 @@ def forward(spec: Spec) -> Any:
     OWN_Q, OWN_OUT = OWN_ROWS * row_bytes(spec.D), OWN_ROWS * row_bytes(spec.Dv)
     S_SIZE, P_SIZE, O_SIZE, M_SIZE = STRIPES * KEYS // 2, STRIPES * KEYS // 4, STRIPES * spec.Dv // 2, 2 * STRIPES
     A_SIZE = STRIPES * spec.D // 4 if spec.q_in_registers else 1
+    COLUMNS = spec.Dv // 8
     resident, modified, alibi = spec.q_in_registers, spec.modified, spec.alibi
     place = place_of_packed if spec.varlen else place_of
 
@@ -144,10 +145,13 @@ def forward(spec: Spec) -> Any:
         factor = cuda.local.array(M_SIZE, float32)
         row_lse = cuda.local.array(M_SIZE, float32)
         finish(m, l, unit, sink, factor, row_lse)
-        for r in range(M_SIZE):
-            if own_row + (r >> 1) * 16 + (r & 1) * 8 + (lane >> 2) >= Lq:
-                factor[r], row_lse[r] = float32(0), -INFINITE
         apply(o, factor)
+        for r in range(M_SIZE):
+            if own_row + (r >> 1) * 16 + (r & 1) * 8 + (lane >> 2) >= Lq:  # beyond a length: 0, and -inf
+                row_lse[r] = -INFINITE
+                for n in range(COLUMNS):
+                    i = ((r >> 1) * COLUMNS + n) * 4 + (r & 1) * 2
+                    o[i], o[i + 1] = float32(0), float32(0)
         limit = Lq if lengths.start_q != 0 else shape.Lq  # rows beyond a length are written too: 0, and -inf
         cuda.syncthreads()  # nobody reads q any more: outputs take its place
         own_out = int32(memory + warp * OWN_OUT)

@@ -111,7 +111,7 @@ def forward(spec: Spec) -> Any:
         memory = int32((start + int32(ALIGNMENT - 1)) & int32(-ALIGNMENT))
         thread = int32(cuda.threadIdx.x)
         warp, lane = ptx.of_first_lane(thread >> 5), int32(thread & 31)
-        b, h, row, start_q, start_k, Lq, Lk = place(int32(cuda.blockIdx.x), int32(ROWS_), shape, lengths)
+        b, h, row, start_q, start_k, Lq, Lk = place(ptx.block_x(), int32(ROWS_), shape, lengths)
         h, row, Lq, Lk = int32(h), int32(row), int32(Lq), int32(Lk)
         key_head = ptx.divide(h, shape.group)
         q_first = q.ptr + int64(b) * q.batch + int64(h) * q.head + start_q * q.row
@@ -203,6 +203,10 @@ def forward(spec: Spec) -> Any:
             ptx.wgmma_wait()
             pin_o(o)
 
+        # found again rather than kept in registers, of which the loop has none to spare
+        b, h, row, start_q, start_k, Lq, Lk = place(ptx.block_x(), int32(ROWS_), shape, lengths)
+        h, Lq = int32(h), int32(Lq)
+        own_row = int32(row + warp * 16)
         sink = -INFINITE
         if scores.sinks != 0:
             sink = ptx.load_global_f32(scores.sinks + int64(h) * 4)

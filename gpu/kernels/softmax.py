@@ -39,7 +39,7 @@ class Softmax(NamedTuple):
     finish: Any
     """finish(m, l, unit, sink, factor, lse): the factor of each row's output, and its lse; sink in nats, or -inf."""
     apply: Any
-    """apply(o, factor): each row of the output times its factor; of a factor 0 it is 0, whatever it was."""
+    """apply(o, factor): each row of the output times its factor."""
 
 
 def weighing(keys: int) -> Any:
@@ -142,7 +142,6 @@ def softmax_of(spec: Spec, stripes: int, keys: int, width: int) -> Softmax:
         for t in range(stripes):
             for n in range(COLUMNS):
                 for e in range(4):
-                    i, f = (t * COLUMNS + n) * 4 + e, factor[2 * t + (e >> 1)]
-                    o[i] = o[i] * f if f != 0 else float32(0)
+                    o[(t * COLUMNS + n) * 4 + e] *= factor[2 * t + (e >> 1)]
 
     return Softmax(modify, hide, update, finish, apply)

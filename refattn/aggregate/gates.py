@@ -18,6 +18,7 @@ A *row* is generic if no other row has the same q, and
 
 - its scores spread: their standard deviation under p is at least 32 roundings of P, and 2^-5;
 - it has at least 16 effective keys, (sum p)² / sum p²: then P is rounded in many places at once;
+- a sink takes no more than 15/16 of it;
 - scores are below 2^13, so that p in float32 is good to three digits, which is enough to weigh errors with;
 - what is lost, sum of p below a unit of the sum or flushed to 0 in the format of P, is below 1/16 of a rounding;
 - more than half of its elements can be judged: finite, of a finite bound, and above 64 times the smallest number of
@@ -85,10 +86,9 @@ def varied(value: Array, v: Array, dtype: str, c: Units) -> Array:
     return np.asarray(found)
 
 
-def spread_out(x: Array, p: Array, c: Units) -> bool:
-    """Whether exponents x (n, Lk) are not in clusters far narrower than a rounding of P."""
-    some = slice(None, None, max(1, len(x) // 64))
-    x = x[some][(x[some] < 0) & (p[some] > 2.0**-20)]
+def spread_out(x: Array, c: Units) -> bool:
+    """Whether exponents x (n, Lk) of generic rows are not in clusters far narrower than a rounding of P."""
+    x = x[(x < 0) & (x > -14)]
     x = x[:: max(1, len(x) // SAMPLE)]
     width = max(c.u_weights / 8, 2.0**-20)
     narrow, wide = (_pairs(np.floor(x / w)) for w in (width, 16 * width))
@@ -101,9 +101,11 @@ def _pairs(bins: Array) -> int:
     return int((counts * (counts - 1)).sum()) // 2
 
 
-def generic_rows(m: Array, spread: Array, effective: Array, lost: Array, dtype: str, c: Units) -> Array:
-    """Which rows are, by their largest score, spread, effective keys and what is lost, each (n, 1)."""
-    wide = (spread >= max(32 * c.u_weights, 2.0**-5)) & (effective >= 16)
+def generic_rows(
+    m: Array, spread: Array, effective: Array, kept: Array, lost: Array, dtype: str, c: Units
+) -> Array:  # fmt: skip
+    """Which rows are, by their largest score, spread, effective keys, sum p and what is lost, each (n, 1)."""
+    wide = (spread >= max(32 * c.u_weights, 2.0**-5)) & (effective >= 16) & (kept >= 1 / 16)
     return np.asarray(wide & (np.abs(m) < 2.0**13) & (lost <= max(c.u_weights, FORMATS[dtype].u) / 16))
 
 

@@ -33,6 +33,8 @@ Array = np.ndarray[Any, Any]
 
 
 CUT = 2.0
+MOST = 8
+"""c beyond which it is no error of a weight that would not be seen at once"""
 
 
 class Keys:
@@ -66,7 +68,9 @@ class Keys:
             response += unit.sum(0)
             total += (np.sign(f) * np.clip(np.abs(f) - slack * unit, 0, CUT)).sum(0)
         t = self._beyond(total)
-        explained = np.where(t > self.limit, whole**2 / np.where(response > 0, response, np.inf), 0.0)
+        response = np.where(response > 0, response, np.inf)
+        likely = (t > self.limit) & (np.abs(whole) < MOST * response)
+        explained = np.where(likely, whole**2 / response, 0.0)
         best = int(np.argmax(explained))
         if not explained[best] > 0:
             return

@@ -143,22 +143,22 @@ class Group:
         x = t - m
         weight = np.exp(x)
         total = weight.sum(1, keepdims=True)
-        sink = view.sink(h)
-        whole = total if sink is None else total + np.exp(np.float32(sink) - m)
+        sink = np.float32(-np.inf if view.sink(h) is None else view.sink(h))
+        whole = total + np.exp(sink - m)
         p, kept = weight / whole, total / whole  # kept = sum p
         px = p * x
         mean = px.sum(1, keepdims=True) / kept
         spread = np.sqrt(np.maximum(np.einsum("ij,ij->i", px, x)[:, None] / kept - mean * mean, 0))
         effective = kept**2 / np.einsum("ij,ij->i", p, p)[:, None]
-        lost = self._lost(weight, p)
-        good = generic_rows(m, spread, effective, lost, dtype, c)[:, 0]
+        lost = self._lost(weight if sink <= m.min() else weight * np.exp(np.minimum(m - sink, 0)), p) / kept
+        good = generic_rows(m, spread, effective, kept, lost, dtype, c)[:, 0]
 
         value, got, deviation = (self._of(y, h, rows) for y in (self.expected.value, self.got, self.expected.deviation))
         e = got - value
         some = judged(self.expected, (self.b, h, rows), self.precision) & self.varied
         some &= np.isfinite(e) & np.isfinite(deviation)
         at = np.flatnonzero(good & (some.mean(1) > 0.5))
-        if not len(at) or not spread_out(x, p, c):
+        if not len(at) or not spread_out(x[at[:: max(1, len(at) // 64)]], c):
             return None
         if len(at) < len(good):
             value, e, deviation, some = value[at], e[at], deviation[at], some[at]

@@ -16,6 +16,7 @@ A row is plain data, so that it is one line of JSON:
 
 from __future__ import annotations
 
+import json
 import time
 import zlib
 from collections.abc import Iterable, Sequence
@@ -51,7 +52,8 @@ def killers() -> tuple[str, ...]:
 
 def catalogue() -> str:
     """A name for the catalogue as it is: its mutants, what catches them, and what others ask."""
-    text = " ".join(f"{m.name}:{m.caught}" for m in MUTANTS.values()) + " ".join(repr(r.inputs) for r in RULES.values())
+    asked = {rule.name: [case.to_json() for case in rule.inputs] for rule in RULES.values()}
+    text = json.dumps([{m.name: m.caught for m in MUTANTS.values()}, asked], sort_keys=True)
     return f"{len(MUTANTS)}-{zlib.crc32(text.encode()):08x}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -73,13 +74,27 @@ def _in_processes(tasks: Sequence[str], jobs: int) -> Iterator[Row]:
     """In processes that are started afresh; an executor and not a Pool, which hangs if a child cannot start."""
     if not tasks:
         return
-    pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=multiprocessing.get_context("spawn"))
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=spawn, initializer=_end_with_parent)
     try:
         waiting: list[Future[Row]] = [pool.submit(made, task) for task in tasks]
         for future in as_completed(waiting):
             yield future.result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """A worker of a run that is killed would wait for ever for its next task."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def read(out: Path, header: Row) -> list[Row]:
