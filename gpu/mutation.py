@@ -31,7 +31,6 @@ from collections.abc import Iterator, Mapping, Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
-
 from gpu import simt  # noqa: E402
 from gpu.mutants import ALIBI, KERNELS, MUTANTS, PROBLEMS, Mutant, Posed  # noqa: E402
 from refattn import alibi  # noqa: E402

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from .aggregate import suspicions
 from .calling import Answer
 from .case import NAMES, Cache, Case, Packed
 from .dropout import fraction_is_plausible
@@ -78,6 +79,8 @@ class Verdict:
     loosened: Mapping[str, Any] = field(default_factory=dict)
     contract: Precision | None = None
     seconds: float = 0.0
+    suspicions: tuple[str, ...] = ()
+    """of a case that passed: what is wrong with all of its elements together, by `refattn.aggregate`; no failure"""
     evidence: Evidence | None = field(default=None, repr=False, compare=False)
     """of a failure; not kept in a report"""
 
@@ -170,7 +173,8 @@ def judge(
             return verdict("acceptable", judged, conventions=needed or declared)
         failing = [o.name for o in judged if not o.passed]
     if not failing and not reasons:
-        return verdict("passed", judged)
+        suspected = tuple(s.text for s in suspicions(problem, got, expected, precision))
+        return verdict("passed", judged, suspicions=suspected)
     notes = _undeclared(problem, got, failing, precision, declared)
     if failing and not notes:
         notes = _other_contract(problem, got, precision, declared)

@@ -32,7 +32,7 @@ class Precision:
     out: str
     """dtype of out and of the gradients; rounded to nearest, once, at the end."""
     accumulate: str = "float32"
-    """dtype of the matrix products' accumulators, of the row sums and of the running output; sums are rounded to nearest."""
+    """dtype of the matrix products' accumulators, of the row sums and of the running output; sums round to nearest."""
     weights: str | None = None
     """dtype the weights are rounded to before P·V (and P, dS in the backward); None: not rounded."""
     lse: str = "float32"

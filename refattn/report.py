@@ -139,6 +139,8 @@ def print_summary(console: Console, report: Report) -> None:
         )
         for why, members in groups.items():
             console.print(f"{label}: {why}: {_some([v.case.id for v in members])}", soft_wrap=True)
+    for v in (v for v in report.verdicts if v.suspicions):
+        console.print(f"suspicious: {v.case.id}: {'; '.join(v.suspicions)}", soft_wrap=True)
     loosened = [v for v in report.verdicts if v.loosened and v.contract is not None]
     for why, members in _groups(loosened, lambda v: f"{as_fields(v.loosened)} ({v.contract.source})").items():  # type: ignore[union-attr]
         console.print(f"loosened: {why}: {len(members)} cases", soft_wrap=True)
@@ -236,6 +238,7 @@ def as_json(report: Report) -> dict[str, Any]:
                     "seconds": v.seconds,
                     "reasons": list(v.reasons),
                     "notes": list(v.notes),
+                    "suspicions": list(v.suspicions),
                     "conventions": dict(v.conventions),
                     "loosened": dict(v.loosened),
                     "contract": None if v.contract is None else dataclasses.asdict(v.contract),

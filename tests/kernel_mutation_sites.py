@@ -57,7 +57,8 @@ def every() -> list[Site]:
 
 class _Finder(ast.NodeVisitor):
     def __init__(self, file: str) -> None:
-        self.file, self.function, self.found = file, "", []  # type: tuple[str, str, list[Site]]
+        self.file, self.function = file, ""
+        self.found: list[Site] = []
         self.text = FILES[file].read_bytes()
         self.lines = [0]
         for line in self.text.split(b"\n"):
@@ -73,9 +74,9 @@ class _Finder(ast.NodeVisitor):
         start, end = self.span(node)
         return self.text[start:end].decode()
 
-    def add(self, kind: str, node: ast.AST, new: str, what: str = "") -> None:
+    def add(self, kind: str, node: ast.AST, new: str) -> None:
         start, end = self.span(node)
-        old = " ".join((what or self.of(node)).split())
+        old = " ".join(self.of(node).split())
         name = f"{self.file}.{self.function}: {kind}: {old} -> {' '.join(new.split())}"
         self.names[name] += 1
         if self.names[name] > 1:
@@ -85,7 +86,7 @@ class _Finder(ast.NodeVisitor):
     # what is left out
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        if node.name in ("__post_init__",) or self.file == "rules" and node.name == "__init__":
+        if node.name == "__post_init__" or self.file == "rules" and node.name == "__init__":
             return
         outer, self.function = self.function, f"{self.function}.{node.name}".lstrip(".")
         self.assigned = {a.arg for a in node.args.args}
@@ -238,10 +239,8 @@ class _Finder(ast.NodeVisitor):
         if name == "errstate":
             return
         if name in FUNCTIONS:
-            start, end = self.span(node.func)
-            whole = self.of(node)
-            new = whole[: len(self.of(node.func)) - len(name)] + FUNCTIONS[name]
-            self.add("function", node, new + whole[len(self.of(node.func)) :])
+            whole, called = self.of(node), len(self.of(node.func))
+            self.add("function", node, whole[: called - len(name)] + FUNCTIONS[name] + whole[called:])
         if name in ("round", "round_to", "astype", "store"):
             self.rounding(node, name)
         elif name not in FOR_TYPES and not name[:1].isupper():

@@ -1,0 +1,104 @@
+"""The diagnosis: the right bug is named, a wrong one never, and suspicions are told apart from failures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refattn.calling import Local
+from refattn.case import Case
+from refattn.cases import by_id
+from refattn.conform import examine, run
+from refattn.diagnose import Suspects, diagnose
+from refattn.implementation import Function
+from refattn.judge import Verdict
+from refattn.mutants import MUTANTS
+from refattn.report import as_json
+from refattn.streaming import Rules, Streaming
+
+NAMED = (
+    "causal_top_left", "window_off_by_one", "gqa_tiled", "softcap_after_bias", "sinks_dropped", "lse_base_2",
+    "missing_rescale", "delta_missing", "scale_missing_in_dk", "dropout_not_rescaled", "page_tail_read",
+    "k_scale_dropped",
+)  # fmt: skip
+
+
+def failure_of(name: str) -> Verdict:
+    """The verdict on the case that kills a mutant."""
+    mutant = MUTANTS[name]
+    return examine(Local(mutant.implementation), by_id(mutant.caught.split()[-1]))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_mutant_is_named(name: str) -> None:
+    verdict = failure_of(name)
+    assert verdict.status == "failed"
+    found = diagnose([verdict])
+    assert name in found.names
+    assert found.lines()[0].startswith("your output is attention with this bug: ")
+    assert f"({name})" in " ".join(found.lines())
+
+
+def noisy(case: Case, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The right answer with some of it exchanged: no bug of the catalogue."""
+    y = Streaming()(case, given)
+    return {n: np.where(np.arange(x.size).reshape(x.shape) % 7 == 3, x + x.dtype.type(0.25), x) for n, x in y.items()}
+
+
+def test_no_bug_is_named_for_what_is_none() -> None:
+    candidate = Local(Function(noisy, "noisy", outputs=frozenset({"out"})))
+    verdicts = [examine(candidate, by_id(name)) for name in ("causal-br-wide-f32", "gqa-4-f32")]
+    assert [v.status for v in verdicts] == ["failed", "failed"]
+    found = diagnose(verdicts)
+    assert found.names == ()
+    assert "your output is" not in " ".join(found.lines())
+
+
+def test_a_passed_case_contradicts() -> None:
+    """Tiled key heads would have failed the other case; so that cannot be it."""
+    verdict = failure_of("gqa_tiled")
+    other = by_id("gqa-4-f32")
+    assert other != verdict.case and MUTANTS["gqa_tiled"].separates(other)
+    assert "gqa_tiled" in diagnose([verdict]).names
+    assert "gqa_tiled" not in diagnose([verdict], passed=[other]).names
+
+
+def test_another_bug_in_one_case_spoils_the_name() -> None:
+    found = diagnose([failure_of("gqa_tiled"), failure_of("lse_base_2")])
+    assert found.names == ()
+
+
+def test_a_run_tells_it_and_says_where() -> None:
+    cases = [by_id(name) for name in ("full-f32", "gqa-2x2-f32", "gqa-4-f32")]
+    report = run(MUTANTS["gqa_tiled"].implementation, cases)
+    failed = [v for v in report.verdicts if v.status == "failed"]
+    assert failed and all(any("(gqa_tiled)" in note for note in v.notes) for v in failed)
+    assert "(gqa_tiled)" in report.diagnosis[0]
+    assert as_json(report)["diagnosis"] == list(report.diagnosis)
+    unknown = run(Function(noisy, "noisy", outputs=frozenset({"out"})), cases[:1])
+    assert any("out" in note for note in unknown.verdicts[0].notes)  # where it is, since no bug explains it
+    assert "looks like" not in " ".join(unknown.verdicts[0].notes)
+
+
+def test_time_is_kept() -> None:
+    suspects = Suspects(seconds=0.0)
+    assert "looks like" not in " ".join(suspects.watch(failure_of("gqa_tiled")))
+
+
+class hot(Rules):
+    """The scale is 0.3 % too large."""
+
+    def products(self, q: Any, k: Any, scale: float) -> Any:
+        return super().products(q, k, scale * 1.003)
+
+
+def test_suspicious_is_not_failed() -> None:
+    case = Case("hot", "scores of many keys", Lq=256, Lk=2048, D=64, Dv=64, dtype="bfloat16", want=frozenset({"out"}))
+    honest, wrong = (examine(Local(Streaming(rules=r)), case) for r in (Rules, hot))
+    assert (honest.status, honest.suspicions) == ("passed", ())
+    assert wrong.status == "passed" and any("scale" in text for text in wrong.suspicions)
+    assert replace(wrong, suspicions=()) != wrong
