@@ -190,6 +190,7 @@ def _text(path: Path, asked: Question, found: Judgement) -> list[str]:
             ]
     lines += list(found.reasons)
     lines += [f"note: {note.split(': precision=')[0]}{_cure(note)}" for note in found.notes]
+    lines += [f"suspicious: {text}" for text in found.suspicions]
     if found.coverage is not None:
         lines.append(f"judged: {found.coverage}")
     if found.conventions:
@@ -244,6 +245,7 @@ def _as_json(path: Path, asked: Question, found: Judgement) -> Any:
             "outputs": outputs,
             "reasons": list(found.reasons),
             "notes": list(found.notes),
+            "suspicions": list(found.suspicions),
             "conventions": dict(found.conventions),
             "loosened": dict(found.loosened),
             "contract": dataclasses.asdict(asked.precision),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .case import Case
+from .diagnose import Suspects
 from .dtypes import round_to
 from .inputs import Problem
 from .judge import Verdict, judge, ratios
@@ -90,7 +91,7 @@ class Question:
                 replace(o, index=(*o.index[:2], at[o.index[2]], *o.index[3:])) if o.index else o for o in outputs
             )
         known = {f.name: getattr(verdict, f.name) for f in fields(Verdict)} | {"outputs": outputs}
-        known["notes"] = (*verdict.notes, *_notes(problem, verdict, unjudged))
+        known["notes"] = (*verdict.notes, *Suspects().watch(verdict), *_notes(problem, verdict, unjudged))
         return Judgement(**known, rms=rms, unjudged=unjudged, coverage=self.coverage)
 
 

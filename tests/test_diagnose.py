@@ -16,7 +16,10 @@ from refattn.conform import examine, run
 from refattn.diagnose import Suspects, diagnose
 from refattn.implementation import Function
 from refattn.judge import Verdict
+from refattn.judging import judge_arrays
+from refattn.masks import Window
 from refattn.mutants import MUTANTS
+from refattn.oracle import attention
 from refattn.report import as_json
 from refattn.streaming import Rules, Streaming
 
@@ -82,6 +85,14 @@ def test_a_run_tells_it_and_says_where() -> None:
     unknown = run(Function(noisy, "noisy", outputs=frozenset({"out"})), cases[:1])
     assert any("out" in note for note in unknown.verdicts[0].notes)  # where it is, since no bug explains it
     assert "looks like" not in " ".join(unknown.verdicts[0].notes)
+
+
+def test_a_dump_is_told_too() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 2, n, 16)) for n in (9, 30, 30))
+    out = attention(q, k, v, mask=Window(6, 0, "bottom_right")).out
+    found = judge_arrays(q, k, v, out=out, window=(5, 0, "bottom_right"))
+    assert any("(window_off_by_one)" in note for note in found.notes)
 
 
 def test_time_is_kept() -> None:
