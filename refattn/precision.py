@@ -46,7 +46,8 @@ class Precision:
     dequantised: str | None = None
     """dtype that quantised inputs are brought to; None: the accumulators'."""
     exp_ulp: float = 4.0
-    """relative error of exp in units of the accumulator's u; 4 covers ex2.approx (2**-22) and NumPy's float32 exp."""
+    """relative error of exp in units of the accumulator's u; 4 covers ex2.approx (2**-22) and NumPy's float32 exp.
+    exp(0) is taken to be 1 exactly."""
     tanh_error: float = 2.0**-22
     """relative error of tanh (softcap); 2**-11 covers tanh.approx.f32."""
     weights_normalised: bool = False
