@@ -202,7 +202,7 @@ def _compiled(name: str) -> CodeType:
     return compile(path.read_bytes(), str(path), "exec")
 
 
-def kernel(site: Site | None, name: str = "refattn._mutated") -> ModuleType:
+def kernel(site: Site | None, name: str = "refattn._mutated_kernel") -> ModuleType:
     """`refattn.streaming` under another name, with one of its files (or `refattn.online`) mutated.
 
     What judges is loaded already, and keeps what it has.

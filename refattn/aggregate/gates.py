@@ -60,7 +60,7 @@ def generic(problem: Problem, expected: Expected, precision: Precision) -> bool:
 
 def _marks(x: Array) -> Array:
     """A number for each row of x (n, d); those of equal rows are equal."""
-    return (x @ np.random.default_rng(0).standard_normal(x.shape[1])).astype(np.float32)
+    return np.asarray((x @ np.cos(np.arange(x.shape[1]))).astype(np.float32))
 
 
 def fresh(q: Array, seen: set[float]) -> Array:
