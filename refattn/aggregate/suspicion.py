@@ -34,6 +34,6 @@ def limit_of(tests: int) -> float:
     """L such that `tests` values of T exceed it with probability RATE: 2 tests exp(-L² / 2) = RATE.
 
     >>> round(limit_of(1), 2), round(limit_of(4096), 2)
-    (6.55, 7.71)
+    (6.54, 7.71)
     """
     return math.sqrt(2 * math.log(2 * max(tests, 1) / RATE))
