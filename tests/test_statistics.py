@@ -1,7 +1,14 @@
 """Aggregate statistics: what is systematic is noticed and named, honest kernels are not.
 
-Measured by `python -m tests.benchmarks.suspicions` (figures in the docstrings); here a sample of it, with the
-limits that the statistics have.
+Measured by `python -m tests.benchmarks.suspicions`, on 256 rows of 4096 keys, D = 64, four seeds; here a sample of it.
+
+- alarms --problems 1750, seeds 7 and 8: none in 5432 honest answers, 2011 of them generic; the largest T 3.6 of 6.8,
+  the largest of a key 0.97 of its limit, the largest mean square 1.06.  Seed 8 is new since the last change to a gate.
+- suite: none in 1758 answers of three schedules and 764 of torch 2.13; 96 of these are generic.
+- power, noticed in all seeds: a scale off by 1.8e-6, 3.2e-5, 1.8e-4 (float32, float16, bfloat16; 1e-3 in bfloat16 is
+  14 sigma), a size by 1.8e-6, 1e-4, 3.2e-4; out truncated or rounded up in 16 bits; out in bfloat16 per tile and per
+  split, scores in bfloat16 and log2(e) in float16 in all dtypes; one key dropped of 65536, and of 262144 in 16 bits
+  (96 rows).
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ nor in 2522 of the suite's cases; the largest T was 3.6 of 6.8.  Noticed in 256 
     out truncated, or rounded up                yes         yes
     bfloat16 out between splits     fails       fails       yes
     scores stored in bfloat16       fails       fails       yes
-    one key dropped of              65536       65536       262144
+    one key dropped of              65536       262144      262144
 
 Cost: weights are had again in float32 for 256 rows of each key head, 2 to 8 % of `truth`, 9 % of `quick_truth` over the
 suite; of one head of 256 rows, which is all looked at, 20 % of `quick_truth`.
