@@ -95,6 +95,28 @@ def test_a_dump_is_told_too() -> None:
     assert any("(window_off_by_one)" in note for note in found.notes)
 
 
+def test_a_wrong_dtype_is_no_bug_of_the_catalogue() -> None:
+    def widened(case: Case, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {n: x.astype(np.float64) for n, x in Streaming()(case, given).items()}
+
+    report = run(Function(widened, "widened", outputs=frozenset({"out"})), [by_id("full-f32"), by_id("gqa-4-f32")])
+    assert [v.status for v in report.verdicts] == ["failed", "failed"]
+    assert report.diagnosis == () and "looks like" not in " ".join(n for v in report.verdicts for n in v.notes)
+
+
+def test_most_cases_name_a_bug_that_does_not_explain_all() -> None:
+    kernel = MUTANTS["gqa_tiled"].implementation
+
+    def two_bugs(case: Case, given: Mapping[str, Any]) -> dict[str, Any]:
+        y = kernel(case, given)
+        return y if case.H != case.Hkv else {n: x * x.dtype.type(1.5) for n, x in y.items()}
+
+    cases = [by_id(name) for name in ("full-f32", "gqa-2x2-f32", "gqa-4-f32")]
+    report = run(Function(two_bugs, "two bugs", outputs=frozenset({"out"})), cases)
+    assert report.diagnosis[0].startswith("2 of 3 failing cases look like this bug: ")
+    assert "(gqa_tiled)" in report.diagnosis[0]
+
+
 def test_time_is_kept() -> None:
     suspects = Suspects(seconds=0.0)
     assert "looks like" not in " ".join(suspects.watch(failure_of("gqa_tiled")))
