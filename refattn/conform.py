@@ -126,7 +126,7 @@ def run(
     run and returns the report so far.  Raises `CannotLoad` and `BadContract`.
     """
     candidate = Worker(spec, timeout) if isinstance(spec, str) else Local(spec)
-    suspects, failed = Suspects(), list[Verdict]()
+    suspects = Suspects()
     report = Report(spec if isinstance(spec, str) else spec.name, candidate.description, seed, len(cases))
     report.expected = expected or {}
     try:
@@ -137,13 +137,12 @@ def run(
             verdict = examine(candidate, dataclasses.replace(case, seed=case.seed + seed) if seed else case)
             if case.id not in report.expected:
                 verdict = dataclasses.replace(verdict, notes=verdict.notes + suspects.watch(verdict))
-                failed += [dataclasses.replace(verdict, evidence=None)] if verdict.status == "failed" else []
             report.verdicts.append(dataclasses.replace(verdict, evidence=None))
             if on_verdict(verdict):
                 break
         report.diagnosis = suspects.lines()
-        if shrinking and failed:
-            report.smallest = _smallest(candidate, failed, report.spec)
+        if shrinking:
+            report.smallest = _smallest(candidate, report.failures(), report.spec)
     except KeyboardInterrupt:
         report.interrupted = True
     finally:

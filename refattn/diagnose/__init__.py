@@ -24,7 +24,7 @@ from ..case import NAMES, Case
 from ..judge import Evidence, Verdict
 from ..localise import localise
 from ..mutants import MUTANTS
-from .suspects import HALF, Suspect, match, suspects, would_be_noticed
+from .suspects import HALF, Match, Suspect, match, suspects, would_be_noticed
 
 __all__ = ["Diagnosis", "Suspects", "diagnose"]
 
@@ -165,7 +165,7 @@ def diagnose(
         elif matches:
             error = sum(min(m.error, 1e12) for m in matches)
             left = sum(min(m.left, 1e12) for m in matches)
-            share = 0.0 if not error > 0 else max(0.0, 1 - left / error)
+            share = Match(False, error, left).share
             best = max(best, (len(matches) * share, suspect.mutant.name, len(matches)))
     names = _uncontradicted(exact, passed, begun + seconds)
     if names:

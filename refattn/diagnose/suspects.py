@@ -93,6 +93,7 @@ def would_be_noticed(suspect: Suspect, case: Case) -> bool:
 
 
 def match(suspect: Suspect, verdict: Verdict) -> Match:
+    """How a suspect explains a failure; the promised arithmetic is asked only of one that float64 brings near."""
     evidence, contract = verdict.evidence, verdict.contract
     if evidence is None or contract is None:
         raise ValueError(f"{verdict.case.id}: a verdict without evidence cannot be explained")
@@ -101,9 +102,8 @@ def match(suspect: Suspect, verdict: Verdict) -> Match:
         found = _matched(verdict, evidence, contract, exact, exact)
         if found.within or found.share < NEAR:
             return found
-        return _matched(
-            verdict, evidence, contract, exact, suspect.answer(evidence.problem, contract, contract)
-        )  # fmt: skip
+        promised = suspect.answer(evidence.problem, contract, contract)
+        return _matched(verdict, evidence, contract, exact, promised)
     except Exception:  # the bug needs other inputs than these, as the angles of a rotation, which a dump has not
         return Match(False, 0.0, math.inf)
 
