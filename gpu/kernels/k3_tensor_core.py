@@ -24,14 +24,13 @@ from gpu.target import kernel
 
 from .arguments import BAND, BIAS, LENGTHS, OPERAND, ROWS, SCORES, SHAPE, Specialisation, dtypes_of
 from .places import begin_key, bias_of_head, end_key, place_of, place_of_packed, whole
-from .softmax import INFINITE, LOG2E, softmax_of
+from .softmax import INFINITE, softmax_of, unit_of
 from .spec import HEAD_SIZES, Spec
 from .tiles import packing, row_bytes, tile_of
 
 __all__ = ["SIGNATURE", "forward", "shared_bytes", "specialisations", "usual"]
 
 SIGNATURE = types.void(OPERAND, OPERAND, OPERAND, OPERAND, ROWS, SHAPE, BAND, LENGTHS, SCORES, BIAS)
-TINY = float32(2.0**-126)
 
 
 def shared_bytes(spec: Spec) -> int:
@@ -78,14 +77,7 @@ def forward(spec: Spec) -> Any:
         begin = int32(begin_key(row, offset, band) // KEYS * KEYS)
         end = int32(end_key(row, ROWS_, offset, band, Lq, Lk))
 
-        unit = scores.scale * LOG2E
-        negative = unit < 0 and not modified
-        if modified:
-            unit = float32(1)
-        elif negative:  # the row's largest score is wanted: the sign goes to the scores
-            unit = -unit
-        elif unit == 0:
-            unit = TINY  # so that hidden scores stay -inf
+        unit, negative = unit_of(scores.scale, modified)
         slope = float32(0)
         if alibi:
             slope = ptx.load_global_f32(scores.slopes + int64(h) * 4)

@@ -33,7 +33,7 @@ from gpu.target import device, kernel
 from .arguments import Specialisation, dtypes_of
 from .k3_tensor_core import SIGNATURE
 from .places import begin_key, bias_of_head, end_key, place_of, place_of_packed, whole
-from .softmax import INFINITE, LOG2E, softmax_of, weighing
+from .softmax import INFINITE, softmax_of, unit_of, weighing
 from .spec import Spec
 from .swizzled import ALIGNMENT, loader, panel_bytes, step_along_d, step_along_rows, tile_bytes
 from .tiles import packing, row_bytes, tile_of
@@ -42,7 +42,6 @@ __all__ = ["ARCH", "HEAD_SIZES", "SIGNATURE", "check", "forward", "shared_bytes"
 
 ARCH = "sm_90a"
 HEAD_SIZES = (64, 128, 192, 256)
-TINY = float32(2.0**-126)
 
 
 def check(spec: Spec) -> None:
@@ -121,14 +120,7 @@ def forward(spec: Spec) -> Any:
         begin = int32(begin_key(row, offset, band) // int32(KEYS) * int32(KEYS))
         end = int32(end_key(row, int32(ROWS_), offset, band, Lq, Lk))
 
-        unit = scores.scale * LOG2E
-        negative = unit < 0 and not modified
-        if modified:
-            unit = float32(1)
-        elif negative:  # the row's largest score is wanted: the sign goes to the scores
-            unit = -unit
-        elif unit == 0:
-            unit = TINY  # so that hidden scores stay -inf
+        unit, negative = unit_of(scores.scale, modified)
         slope = float32(0)
         if alibi:
             slope = ptx.load_global_f32(scores.slopes + int64(h) * 4)

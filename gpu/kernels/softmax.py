@@ -21,10 +21,10 @@ from gpu.target import device
 
 from .spec import Spec
 
-__all__ = ["INFINITE", "LN2", "LOG2E", "Softmax", "softmax_of", "weighing"]
+__all__ = ["INFINITE", "LN2", "LOG2E", "Softmax", "softmax_of", "unit_of", "weighing"]
 
 LOG2E, LN2 = np.float32(1.4426950408889634), np.float32(0.6931471805599453)
-INFINITE = np.float32(np.inf)
+INFINITE, TINY = np.float32(np.inf), np.float32(2.0**-126)
 
 
 class Softmax(NamedTuple):
@@ -40,6 +40,20 @@ class Softmax(NamedTuple):
     """finish(m, l, unit, sink, factor, lse): the factor of each row's output, and its lse; sink in nats, or -inf."""
     apply: Any
     """apply(o, factor): each row of the output times its factor."""
+
+
+@device
+def unit_of(scale, modified):  # type: ignore[no-untyped-def]
+    """(unit > 0, whether the scores change their sign): with a negative scale the largest product is the smallest."""
+    unit = scale * LOG2E
+    negative = unit < 0 and not modified
+    if modified:
+        unit = float32(1)
+    elif negative:
+        unit = -unit
+    elif unit == 0:
+        unit = TINY  # so that hidden scores stay -inf
+    return unit, negative
 
 
 def weighing(keys: int) -> Any:
