@@ -187,7 +187,7 @@ class Gathered(Mask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _indices(self.indices)
+        _indices.__wrapped__(self.indices)  # checked anew: a cache takes 1.0 for 1
 
     def __call__(self, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
         table = _indices(self.indices)

@@ -411,3 +411,12 @@ def test_cases_notice_what_they_are_for(flag: str) -> None:
             noticed[m, n] = not same and status(other, changed) == "failed"
             assert same or noticed[m, n], f"{case.id} does not notice form {m}"
     assert noticed.any(0).all() and noticed.any(1).all()
+
+
+@pytest.mark.parametrize("kind", [lambda x: Gathered(((1, x),)), lambda x: Tree((-1, x)), lambda x: Documents((1, x))])
+def test_a_good_mask_does_not_let_its_bad_equal_in(kind: Callable[[Any], Mask]) -> None:
+    """0 == 0.0 == False, so a cache of tables answers for all three."""
+    kind(0).dense(1, 1, 2, 2)
+    for bad in (0.0, False):
+        with pytest.raises(ValueError, match="must be"):
+            kind(bad)
