@@ -20,6 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("case", "exchange", "tensors"),
     ("memory",),
     ("inputs", "nonfinite", "streaming", "tolerance"),
+    ("flash",),
     ("implementation", "cases", "truth", "adapters", "strategy"),
     ("aggregate", "calling", "mutants"),
     ("worker", "judge"),

@@ -1,0 +1,161 @@
+"""One call's arguments as the kernels take them: flat arrays of one dtype, padded, and strides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import oracle
+from ..dtypes import format_of
+from ..precision import Precision
+from ..streaming.arguments import Arguments
+from .geometry import spans, strips
+from .pairs import above_each_other, contract, side_by_side
+from .products import ROWS
+from .vectors import ACROSS, PAIRS, lanes
+
+__all__ = ["Launch", "Problem", "lean"]
+
+Array = np.ndarray[Any, Any]
+NO_BITS = np.zeros((0, 0), np.uint8)
+NO_BITS.flags.writeable = False
+
+
+class Launch(NamedTuple):
+    """Tasks of `sub` tiles of queries, with the pairs that each has; what rows see: flat lo and hi with the strides of
+    (b, h, i), and the bits of the rows from `origin` on, or none."""
+
+    sub: int
+    tasks: Array
+    pairs: Array
+    spans: tuple[Array, Array]
+    strides: tuple[int, ...]
+    bits: Array
+    origin: int
+
+    @property
+    def seen(self) -> tuple[Any, ...]:
+        return *self.spans, self.strides, self.bits, self.origin
+
+
+def lean(a: Array, dtype: Any) -> tuple[Array, tuple[int, ...]]:
+    """`a` flat, without the dimensions that it is only repeated along, and the strides that repeat it."""
+    kept = a[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in a.strides)]
+    strides = np.cumprod([1, *kept.shape[:0:-1]])[::-1]
+    return flat(kept, dtype), tuple(0 if n == 1 else int(stride) for n, stride in zip(kept.shape, strides, strict=True))
+
+
+def flat(a: Any, dtype: Any) -> Array:
+    """`a` in one dimension, in order, aligned, and read-only, so that kernels have one signature."""
+    a = np.require(a, dtype, ["C", "A"]).reshape(-1).view()
+    a.flags.writeable = False
+    return a
+
+
+class Problem:
+    """The arguments of `attention` in the dtype that it computes in: float64 for float64, else float32."""
+
+    def __init__(self, q: Any, k: Any, v: Any, **options: Any) -> None:
+        kinds = {format_of(np.asanyarray(x).dtype, f"{name}.dtype").name for name, x in (("q", q), ("k", k), ("v", v))}
+        if len(kinds) > 1:
+            raise TypeError(f"q, k and v of {', '.join(sorted(kinds))} must have one dtype; convert with astype")
+        self.kind = kinds.pop()
+        self.dtype = np.dtype(np.float64 if self.kind == "float64" else np.float32)
+        self.x = x = Arguments(q, k, v, **options, dtype=self.dtype)
+        self.scale = self.dtype.type(oracle.scale_of(x.scale, x.D))
+        self.softcap = self.dtype.type(0 if x.softcap is None else x.softcap)
+        self.sinks = flat(() if x.sinks is None else x.sinks, self.dtype)
+        self.keys, self.columns = (-(-n // ROWS) * ROWS for n in (x.Lk, x.Dv))
+        self.wide = ACROSS * lanes(self.dtype)
+
+    @cached_property
+    def q(self) -> Array:
+        return flat(self.x.q, self.dtype)
+
+    @cached_property
+    def k(self) -> Array:
+        return self.padded(self.x.k, self.x.D)
+
+    @cached_property
+    def v(self) -> Array:
+        return self.padded(self.x.v, self.columns)
+
+    def operands(self) -> tuple[Array, Array, Array, tuple[int, ...]]:
+        """q, k, v and sizes as `forward` takes them: in pairs where this machine multiplies bfloat16."""
+        x = self.x
+        if self.kind == "bfloat16" and PAIRS:
+            q, k = side_by_side(x.q, x.Lq), side_by_side(x.k, self.keys)
+            v = above_each_other(x.v, self.keys, self.columns)
+            sizes = (x.H, x.Hkv, x.Lq, q.shape[3], x.Dv, self.keys, self.columns, 2)
+            return flat(q, np.int32), flat(k, np.int32), flat(v, np.int32), sizes
+        return self.q, self.k, self.v, (x.H, x.Hkv, x.Lq, x.D, x.Dv, self.keys, self.columns, 1)
+
+    @property
+    def contract(self) -> Precision:
+        return contract(self.kind)
+
+    @property
+    def finite(self) -> bool:
+        """Whether there is no NaN and no infinity, but in a bias that hides."""
+        bias = self.x.bias
+        arrays = (self.q, self.k, self.v, self.sinks)
+        return all(np.isfinite(a).all() for a in arrays) and (bias is None or bool((bias < np.inf).all()))
+
+    def padded(self, a: Array, size: int) -> Array:
+        """(B, Hkv, Lk, size) with zeros after the last key and the last column."""
+        B, heads, n, own = a.shape
+        if n == self.keys and own == size:
+            return flat(a, self.dtype)
+        room = np.zeros((B, heads, self.keys, size), self.dtype)
+        room[:, :, :n, :own] = a
+        return flat(room, self.dtype)
+
+    def bias(self) -> tuple[Array, tuple[int, ...]]:
+        x = self.x
+        if x.bias is None:
+            return flat((), self.dtype), (0,) * 4
+        return lean(np.broadcast_to(x.bias, x.shape), self.dtype)
+
+    def launches(self) -> Iterator[Launch]:
+        """All tasks: at once where each row sees an interval of keys, else strip of rows by strip of rows."""
+        x = self.x
+        sub = self._shared()
+        if x.mask is None:
+            tasks = x.B * x.H * -(-x.Lq // (sub * self.wide))
+            pairs, everything = np.full(tasks, sub * self.wide * x.Lk), (flat(0, np.int64), flat(x.Lk, np.int64))
+            yield Launch(sub, np.arange(tasks), pairs, everything, (0, 0, 0), NO_BITS, 0)
+            return
+        known = spans(x.mask, x.shape)
+        if known is not None:
+            (lo, strides), (hi, others) = (lean(end, np.int64) for end in known)
+            if strides != others:
+                (lo, strides), (hi, _) = (lean(np.array(end), np.int64) for end in known)
+            costs = _costs(known[1] - known[0], sub * self.wide)
+            yield Launch(sub, np.arange(len(costs)), costs, (lo, hi), strides, NO_BITS, 0)
+            return
+        lo, hi = np.zeros((2, x.B, x.H, x.Lq), np.int64)
+        strides = (x.H * x.Lq, x.Lq, 1)
+        blocks = -(-x.Lq // self.wide)
+        for b, h, rows, first, last, bits in strips(x, max(1 << 25, self.wide * x.Lk)):
+            lo[b, h, rows], hi[b, h, rows] = first, last
+            bits.flags.writeable = False
+            costs = _costs(last - first, self.wide)
+            tasks = (b * x.H + h) * blocks + rows.start // self.wide + np.arange(len(costs))
+            yield Launch(1, tasks, costs, (flat(lo, np.int64), flat(hi, np.int64)), strides, bits, rows.start)
+
+    def _shared(self) -> int:
+        """How many tiles of queries share a tile of keys: as many as leave eight tasks, at most 4."""
+        tiles = -(-self.x.Lq // self.wide)
+        return max(1, min(4, tiles, self.x.B * self.x.H * tiles // 8))
+
+
+def _costs(seen: Array, block: int) -> Array:
+    """The number of pairs in each block of rows, those of all heads in one list."""
+    *heads, Lq = seen.shape
+    blocks = -(-Lq // block)
+    filled = np.zeros((*heads, blocks * block), np.int64)
+    filled[..., :Lq] = seen
+    return filled.reshape(-1, block).sum(1)
