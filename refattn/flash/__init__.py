@@ -1,8 +1,9 @@
 """The fastest exact attention on a CPU, in Numba: `pip install 'refattn[cpu]'`.
 
 Flash attention (Dao et al. 2022, "FlashAttention", algorithm 1; the backward by algorithm 4) in vector
-instructions, float64 and float32; 16-bit inputs are computed in float32 and rounded once.  Arguments and
-meaning are those of `refattn.attention`, without score_mod and dropout.  Memory beyond inputs and outputs
+instructions, float64 and float32.  16-bit inputs are computed in float32 and rounded once; bfloat16 by the
+machine's own products where it has them, forward.  Arguments and meaning are those of `refattn.attention`,
+without score_mod and dropout.  Memory beyond inputs and outputs
 is O(N); any mask is taken, and tiles of it that are hidden cost nothing.  The same bits come out for any
 number of threads, which is numba's own setting (`numba.set_num_threads`, NUMBA_NUM_THREADS).
 """
@@ -16,13 +17,11 @@ import numpy as np
 from .. import streaming
 from ..dtypes import FORMATS
 from ..streaming import Attention
-from .forward import forward
+from .gradients import Gradients, attention_grad
 from .problem import Problem
-from .threads import run
+from .solve import solve
 
-__all__ = ["Attention", "attention"]
-
-Array = np.ndarray[Any, Any]
+__all__ = ["Attention", "Gradients", "attention", "attention_grad"]
 
 
 def attention(
@@ -47,19 +46,3 @@ def attention(
             q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, precision=problem.contract
         )  # fmt: skip
     return Attention(out.astype(FORMATS[problem.kind].dtype, copy=False), lse)
-
-
-def solve(problem: Problem) -> tuple[Array, Array, Array, Array]:
-    """out (B, H, Lq, Dv), lse, shift and factor, each (B, H, Lq), in the dtype that is computed in."""
-    x = problem.x
-    out = np.empty((x.B, x.H, x.Lq, x.Dv), problem.dtype)
-    lse, shift, factor = np.empty((3, x.B, x.H, x.Lq), problem.dtype)
-    *operands, sizes = problem.operands()
-    more = (*problem.bias(), problem.scale, problem.softcap, problem.sinks)
-    results = tuple(a.reshape(-1) for a in (out, lse, shift, factor))
-    for launch in problem.launches():
-        run(
-            forward, launch.tasks, launch.pairs * (x.D + x.Dv),
-            tuple(operands), launch.seen, more, results, (*sizes, launch.sub, problem.wide),
-        )  # fmt: skip
-    return out, lse, shift, factor

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numba import types
 from numba.extending import overload
 
 from .compiled import compiled, inlined
@@ -42,13 +43,25 @@ def _meeting(S, like):  # type: ignore[no-untyped-def]
     return lambda S, like: aligned(S.size // 2, like)
 
 
+def negative(x):  # type: ignore[no-untyped-def]
+    """-x, or both of a pair of bfloat16."""
+
+
+@overload(negative)
+def _negative(x):  # type: ignore[no-untyped-def]
+    if isinstance(x, types.Float):
+        return lambda x: -x
+    signs = np.int32(-0x7FFF8000)  # the bits 0x80008000
+    return lambda x: x ^ signs
+
+
 @inlined
 def pack(x, first, rows, size, sign, wide, into, at):  # type: ignore[no-untyped-def]
     """Rows first, first + 1, ... of x (rows, size), of that sign, side by side; beyond the last it is repeated."""
     for i in range(wide):
         row = first + min(i, rows - 1)
         for d in range(size):
-            into[at + d * wide + i] = x[row * size + d] if sign > 0 else -x[row * size + d]
+            into[at + d * wide + i] = x[row * size + d] if sign > 0 else negative(x[row * size + d])
 
 
 @inlined
@@ -109,7 +122,7 @@ def forward(counter, order, operands, seen, more, results, sizes):  # type: igno
     out, lse, shift, factor = results
     H, Hkv, Lq, D, Dv, keys, columns, held, sub, wide = sizes
     zero = out.dtype.type(0)
-    plain = softcap == 0 and bias.size == 0 and scale != 0 and (held == 1 or scale > 0)  # 0 times -inf is no 0
+    plain = softcap == 0 and bias.size == 0 and scale != 0  # 0 times -inf is no 0
     unit = abs(scale) if plain else out.dtype.type(1)
     sign = out.dtype.type(-1) if plain and scale < 0 else out.dtype.type(1)
     c = unit * out.dtype.type(LOG2E)

@@ -204,8 +204,7 @@ def _hull(seen: Array) -> Span:
     """From the first key that each row sees to the last; 0, 0 where there is none."""
     if not seen.shape[1]:
         return np.zeros(len(seen), np.int64), np.zeros(len(seen), np.int64)
-    some = seen.any(1)
-    return np.where(some, seen.argmax(1), 0), np.where(some, seen.shape[1] - seen[:, ::-1].argmax(1), 0)
+    return seen.argmax(1), np.where(seen.any(1), seen.shape[1] - seen[:, ::-1].argmax(1), 0)
 
 
 def _parts(rows: slice, size: int) -> Iterator[slice]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cached_property
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from .vectors import ACROSS, PAIRS, lanes
 __all__ = ["Launch", "Problem", "lean"]
 
 Array = np.ndarray[Any, Any]
+Made = TypeVar("Made")
 NO_BITS = np.zeros((0, 0), np.uint8)
 NO_BITS.flags.writeable = False
 
@@ -55,6 +55,17 @@ def flat(a: Any, dtype: Any) -> Array:
     return a
 
 
+class once(Generic[Made]):  # noqa: N801 - a decorator
+    """`functools.cached_property` without its lock, which up to Python 3.11 is one for all, and kept by a fork."""
+
+    def __init__(self, make: Callable[[Any], Made]) -> None:
+        self.make = make
+
+    def __get__(self, owner: Any, kind: Any = None) -> Made:
+        made = owner.__dict__[self.make.__name__] = self.make(owner)
+        return made
+
+
 class Problem:
     """The arguments of `attention` in the dtype that it computes in: float64 for float64, else float32."""
 
@@ -71,15 +82,15 @@ class Problem:
         self.keys, self.columns = (-(-n // ROWS) * ROWS for n in (x.Lk, x.Dv))
         self.wide = ACROSS * lanes(self.dtype)
 
-    @cached_property
+    @once
     def q(self) -> Array:
         return flat(self.x.q, self.dtype)
 
-    @cached_property
+    @once
     def k(self) -> Array:
         return self.padded(self.x.k, self.x.D)
 
-    @cached_property
+    @once
     def v(self) -> Array:
         return self.padded(self.x.v, self.columns)
 

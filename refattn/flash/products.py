@@ -26,7 +26,7 @@ from numba.extending import intrinsic
 from .vectors import ACROSS, Vectors, array_data
 
 __all__ = [
-    "ROWS", "cap", "keep", "pair", "product", "product_added", "product_rescaled", "scores", "softmax", "take",
+    "ROWS", "cap", "keep", "pair", "product", "product_added", "product_added_one", "product_rescaled", "scores", "softmax", "take",
     "weights",
 ]  # fmt: skip
 
@@ -35,7 +35,7 @@ ROWS = 4
 
 
 
-def _product(start: str, largest: bool = False) -> Any:
+def _product(start: str, largest: bool = False, across: int = ACROSS) -> Any:
     """The product of this module's docstring that begins with `start`; the last argument is factor or largest."""
 
     def typed(
@@ -43,19 +43,19 @@ def _product(start: str, largest: bool = False) -> Any:
         B: Any, b0: Any, ldb: Any, C: Any, c0: Any, ldc: Any, more: Any,
     ) -> Any:  # fmt: skip
         signature = types.void(A, *[types.int64] * 5, B, *[types.int64] * 2, C, *[types.int64] * 2, more)
-        return signature, partial(_product_code, start, largest)
+        return signature, partial(_product_code, start, largest, across)
 
     return intrinsic(typed)
 
 
-def _product_code(start: str, track: bool, context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _product_code(start: str, track: bool, across: int, context: Any, builder: Any, signature: Any, args: Any) -> Any:
     a, b, c, more = (array_data(context, builder, signature.args[i], args[i]) for i in (0, 6, 9, 12))
     _, a0, row, step, M, T, _, b0, ldb, _, c0, ldc, _ = args
     v = Vectors(builder, signature.args[9].dtype)
     pairs = signature.args[0].dtype != signature.args[9].dtype
     fma = v.fma_pairs if pairs else v.fma
     mul, add = builder.mul, builder.add
-    places = [v.index(n * v.lanes) for n in range(ACROSS)]
+    places = [v.index(n * v.lanes) for n in range(across)]
     b = v.at(b, b0)
     factor = [v.load(more, n) for n in places] if start == "rescaled" else []
 
@@ -64,25 +64,25 @@ def _product_code(start: str, track: bool, context: Any, builder: Any, signature
         left = [v.at(a, add(a0, mul(add(first, v.index(m)), row))) for m in range(ROWS)]
         into = [v.at(c, add(c0, mul(add(first, v.index(m)), ldc))) for m in range(ROWS)]
         if start == "zero":
-            sums = [v.constant(0.0)] * (ROWS * ACROSS)
+            sums = [v.constant(0.0)] * (ROWS * across)
         else:
             sums = [v.load(line, n) for line in into for n in places]
         if factor:
-            sums = [builder.fmul(x, factor[i % ACROSS]) for i, x in enumerate(sums)]
+            sums = [builder.fmul(x, factor[i % across]) for i, x in enumerate(sums)]
 
         def terms(t: Any, sums: list[Any]) -> list[Any]:
             line, along = v.at(b, mul(t, ldb)), mul(t, step)
             right = [v.load(line, n, pairs) for n in places]
             for m in range(ROWS):
                 x = v.spread(v.load_one(left[m], along))
-                for n in range(ACROSS):
-                    sums[m * ACROSS + n] = fma(x, right[n], sums[m * ACROSS + n])
+                for n in range(across):
+                    sums[m * across + n] = fma(x, right[n], sums[m * across + n])
             return sums
 
         for i, x in enumerate(v.loop(T, sums, terms)):
-            v.store(x, into[i // ACROSS], places[i % ACROSS])
+            v.store(x, into[i // across], places[i % across])
             if largest:
-                largest[i % ACROSS] = v.larger(x, largest[i % ACROSS])
+                largest[i % across] = v.larger(x, largest[i % across])
         return largest
 
     found = v.loop(builder.sdiv(M, v.index(ROWS)), [v.load(more, n) for n in places] if track else [], rows)
@@ -93,6 +93,8 @@ def _product_code(start: str, track: bool, context: Any, builder: Any, signature
 
 product = _product("zero")
 product_added = _product("added")
+product_added_one = _product("added", across=1)
+"""of one vector's width"""
 product_rescaled = _product("rescaled")
 scores = _product("zero", largest=True)
 

@@ -196,13 +196,18 @@ class Vectors:
         return self.fma(power, rest, power)
 
     def tanh(self, x: Any) -> Any:
-        """-e / (2 + e) with e = exp(-2|x|) - 1, and the sign of x."""
+        return self.tanh_and_slope(x)[0]
+
+    def tanh_and_slope(self, x: Any) -> tuple[Any, Any]:
+        """-e / (2 + e) with the sign of x, e = exp(-2|x|) - 1; and 1 - tanh² = (1 + e) (2 / (2 + e))², without cancelling."""
         b = self.builder
         size = self._call("fabs", x)
         power, rest = self._reduced(b.fmul(size, self.constant(-2 / np.log(2))))
         e = self.fma(power, rest, b.fsub(power, self.constant(1.0)))
-        size = b.fdiv(b.fneg(e), b.fadd(e, self.constant(2.0)))
-        return self._call("copysign", size, x)
+        below = b.fadd(e, self.constant(2.0))
+        half = b.fdiv(self.constant(2.0), below)
+        slope = b.fmul(b.fmul(self.fma(power, rest, power), half), half)
+        return self._call("copysign", b.fdiv(b.fneg(e), below), x), slope
 
     # ---- loops
 

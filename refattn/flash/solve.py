@@ -1,0 +1,35 @@
+"""The forward of a problem, by tiles of queries or, where there are few, by parts of the keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import decode
+from .decode import few
+from .forward import forward
+from .problem import Problem
+from .threads import run
+
+__all__ = ["solve"]
+
+Array = np.ndarray[Any, Any]
+
+
+def solve(problem: Problem) -> tuple[Array, Array, Array, Array]:
+    """out (B, H, Lq, Dv), lse, shift and factor, each (B, H, Lq), in the dtype that is computed in."""
+    if few(problem):
+        return decode.solve(problem)
+    x = problem.x
+    out = np.empty((x.B, x.H, x.Lq, x.Dv), problem.dtype)
+    lse, shift, factor = np.empty((3, x.B, x.H, x.Lq), problem.dtype)
+    *operands, sizes = problem.operands()
+    more = (*problem.bias(), problem.scale, problem.softcap, problem.sinks)
+    results = tuple(a.reshape(-1) for a in (out, lse, shift, factor))
+    for launch in problem.launches():
+        run(
+            forward, launch.tasks, launch.pairs * (x.D + x.Dv),
+            tuple(operands), launch.seen, more, results, (*sizes, launch.sub, problem.wide),
+        )  # fmt: skip
+    return out, lse, shift, factor
