@@ -68,8 +68,13 @@ FORMATS: dict[str, Format] = {
 }
 
 
+_NATIVE = {f.dtype: f for f in FORMATS.values()}
+
+
 def format_of(dtype: Any, what: str = "dtype") -> Format:
     """The format of a dtype (or of its name); anything else is refused by name."""
+    if isinstance(dtype, np.dtype) and dtype in _NATIVE:  # the name of a dtype is slow to have
+        return _NATIVE[dtype]
     name = dtype if isinstance(dtype, str) else str(dtype) if dtype is None else np.dtype(dtype).name
     if name not in FORMATS:
         raise TypeError(f"{what}={name} is not a supported dtype; use one of {', '.join(FORMATS)}")

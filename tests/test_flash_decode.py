@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tracemalloc
 from dataclasses import replace
 from typing import Any, Literal
@@ -153,14 +154,15 @@ LONG = 1 << 14
 def test_a_cache_is_read_where_it_lies(dtype: str) -> None:
     """A part of a longer cache, or one in the order (B, L, heads, D), is not copied, and gives the bits of a copy."""
     kind = FORMATS[dtype].dtype
-    q, cache = drawn(1, 4, 1, 32, dtype=kind), drawn(1, 2, LONG + 5, 40, dtype=kind)
+    q, cache = drawn(1, 4, 1, 30, dtype=kind), drawn(1, 2, LONG + 5, 40, dtype=kind)
+    cache[:, :, :2], cache[:, :, LONG - 1 :], cache[..., 30] = np.nan, np.nan, np.nan  # around what is given
     layouts = {
         "slice": cache[:, :, 2 : LONG - 1],
-        "BLHD": np.ascontiguousarray(cache.swapaxes(1, 2)).swapaxes(1, 2),
-        "one for all": np.broadcast_to(cache[:, :1], cache.shape),
+        "BLHD": np.ascontiguousarray(cache.swapaxes(1, 2)).swapaxes(1, 2)[:, :, 2:9999],
+        "one for all": np.broadcast_to(cache[:, :1, 2:9999], (1, 2, 9997, 40)),
     }
     for layout, a in layouts.items():
-        k, v = a[..., :32], a[..., 3:]
+        k, v = a[..., :30], a[..., 31:]
         decode.solve(Problem(q, k, v, **OPTIONS))
         tracemalloc.start()
         found = decode.solve(Problem(q, k, v, **OPTIONS))
@@ -169,6 +171,34 @@ def test_a_cache_is_read_where_it_lies(dtype: str) -> None:
         assert peak < cache.nbytes / 8, layout
         copies = decode.solve(Problem(q, k.copy(), v.copy(), **OPTIONS))
         assert [x.tobytes() for x in found] == [x.tobytes() for x in copies], layout
+        assert all(np.isfinite(x).all() for x in found)
+
+
+FENCED = """
+import ctypes, mmap
+import numpy as np
+from refattn.flash import decode
+from refattn.flash.problem import Problem
+
+def fenced(*shape):
+    "Zeros whose end is that of a page, which one follows that cannot be read."
+    pages = mmap.mmap(-1, 3 * mmap.PAGESIZE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + 2 * mmap.PAGESIZE), mmap.PAGESIZE, 0) == 0
+    size = 4 * int(np.prod(shape))
+    return np.frombuffer(pages, np.float32, size // 4, 2 * mmap.PAGESIZE - size).reshape(shape)
+
+for n in range(1, 40):
+    k, v = fenced(1, 1, n, 7), fenced(1, 1, n, 21)
+    out = decode.solve(Problem(k[:, :, :1], k, v, mask=None, bias=None, scale=None, softcap=None, sinks=None))[0]
+    assert not out.any()
+print("read")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mprotect as Linux has it")
+def test_nothing_is_read_beyond_the_last_key() -> None:
+    assert in_child(FENCED) == "read\n"
 
 
 @pytest.mark.parametrize("turned", [np.s_[:, :, ::-1], np.s_[..., ::-1], np.s_[..., ::2]], ids=str)

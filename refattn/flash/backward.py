@@ -77,7 +77,8 @@ def backward(counter, tasks, operands, state, seen, scores, results, sizes):  # 
     across_q, across_g = aligned(D * wide, q), aligned(Dv * wide, q)
     Q, G = aligned(wide * over_k, q), aligned(wide * over_v, q)
     dK, dV = aligned(held * over_k, q), aligned(held * over_v, q)
-    m, inverse, less, begin, end, largest = [aligned(wide, q) for _ in range(6)]
+    m, inverse, less = aligned(wide, q), aligned(wide, q), aligned(wide, q)
+    begin, end, largest = aligned(wide, q), aligned(wide, q), aligned(wide, q)
     first, last = np.empty(wide, np.int64), np.empty(wide, np.int64)
     of_cap = KEYS * wide if softcap > 0 else 0
     slope, share, of_softcap = aligned(of_cap, q), aligned(of_cap, q), np.zeros(wide)

@@ -53,6 +53,11 @@ def slopes(dT, slope, share, n, wide, rows, sums):  # type: ignore[no-untyped-de
 @inlined
 def to_bias(dT, n, wide, rows, dbias, at, step, along):  # type: ignore[no-untyped-def]
     """dbias[at + i step + j along] += dT[j, i]."""
-    for j in range(n):
+    if along:
         for i in range(rows):
-            dbias[at + i * step + j * along] += dT[j * wide + i]
+            for j in range(n):
+                dbias[at + i * step + j * along] += dT[j * wide + i]
+    else:
+        for j in range(n):
+            for i in range(rows):
+                dbias[at + i * step] += dT[j * wide + i]

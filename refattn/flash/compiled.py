@@ -27,7 +27,7 @@ def _digest() -> str:
 _KEY = (_digest(), BITS, FUSES)
 
 
-class _Cache(FunctionCache):  # type: ignore[misc]
+class _Cache(FunctionCache):
     """numba looks at the file of the function alone, which would keep a kernel whose inner loops have changed."""
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:

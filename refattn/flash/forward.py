@@ -86,9 +86,15 @@ def modify(S, n, wide, scale, softcap, bias, at, step, along, rows):  # type: ig
         for x in range(n * wide):
             S[x] *= scale
     if bias.size:
-        for j in range(n):
+        if along:
             for i in range(wide):
-                S[j * wide + i] += bias[at + min(i, rows - 1) * step + j * along]
+                line = at + min(i, rows - 1) * step
+                for j in range(n):
+                    S[j * wide + i] += bias[line + j * along]
+        else:
+            for j in range(n):
+                for i in range(wide):
+                    S[j * wide + i] += bias[at + min(i, rows - 1) * step]
 
 
 @inlined
@@ -98,8 +104,8 @@ def hide(S, n, wide, j0, first, last, bits, row, rows, start, stop, largest):  #
         for i in range(wide):
             line = row + min(i, rows - 1)
             for j in range(n):
-                if not bits[line, j0 + j]:
-                    S[j * wide + i] = -np.inf
+                x = S[j * wide + i]
+                S[j * wide + i] = x if bits[line, j0 + j] else -np.inf
     for i in range(wide):
         start[i], stop[i] = max(first[i] - j0, 0), min(max(last[i] - j0, 0), n)
     keep(S, n, start, stop, largest)

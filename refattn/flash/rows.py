@@ -100,8 +100,9 @@ def dots(typing: Any, q: Any, q0: Any, k: Any, k0: Any, step: Any, last: Any, D:
             def add(load: Load, place: Any, total: Any) -> list[Any]:
                 return [v.fma(v.load(q, place), load(line, place), total)]
 
-            total = v.loop(whole, [v.constant(0.0)], lambda t, x: add(full, mul(t, size), *x))
-            v.store(*v.loop(some, total, lambda t, x: add(part, end, *x)), room, mul(i, size))
+            total = v.loop(whole, [v.constant(0.0)], lambda t, x: add(full, mul(t, size), x[0]))
+            (total,) = v.loop(some, total, lambda t, x: add(part, end, x[0]))
+            v.store(total, room, mul(i, size))
             return nothing
 
         v.loop(v.lanes, [], key)  # one after the other: memory is read in its order
@@ -147,14 +148,15 @@ def weigh(typing: Any, S: Any, s0: Any, n: Any, c: Any, shift: Any, keep: Any, l
             v.store(p, S, place)
             return [builder.fadd(total[0], p)]
 
-        v.store(*v.loop(args[2], [builder.fmul(v.load(l, 0), keep)], vector), l, 0)
+        (total,) = v.loop(args[2], [builder.fmul(v.load(l, 0), keep)], vector)
+        v.store(total, l, 0)
         return context.get_dummy_value()
 
     return types.void(S, types.int64, types.int64, *[S.dtype] * 3, l, types.int64), code
 
 
 def _gather(rows: int) -> Any:
-    """`gather` of so many rows, whose sums of ACROSS vectors of columns are in registers."""
+    """`gather` of so many rows; sums are in registers: of one row those of more columns, as memory likes it."""
 
     def typed(
         typing: Any, P: Any, p0: Any, ldp: Any, V: Any, v0: Any, step: Any, n: Any, columns: Any,
@@ -191,14 +193,21 @@ def _gather_code(rows: int, context: Any, builder: Any, signature: Any, args: An
             v.store(total, into[x // across], places[x % across])
         return []
 
+    done = v.index(0)
+    for across in (2 * ACROSS, ACROSS) if rows == 1 else (ACROSS,):
+        size = v.index(across * v.lanes)
+        groups = builder.sdiv(builder.sub(columns, done), size)
+
+        def whole(t: Any, nothing: list[Any], done: Any = done, across: int = across) -> list[Any]:
+            return block(add(done, mul(t, v.index(across * v.lanes))), across, _loader(v, stored))
+
+        v.loop(groups, [], whole)
+        done = add(done, mul(groups, size))
+
     def narrow(t: Any, nothing: list[Any]) -> list[Any]:
         first = add(done, mul(t, v.index(v.lanes)))
         return block(first, 1, _loader(v, stored, builder.sub(columns, first)))
 
-    size = v.index(ACROSS * v.lanes)
-    groups = builder.sdiv(columns, size)
-    v.loop(groups, [], lambda t, nothing: block(mul(t, size), ACROSS, _loader(v, stored)))
-    done = mul(groups, size)
     v.loop(builder.sdiv(add(builder.sub(columns, done), v.index(v.lanes - 1)), v.index(v.lanes)), [], narrow)
     return context.get_dummy_value()
 

@@ -17,8 +17,10 @@ import numpy as np
 __all__ = ["run"]
 
 Array = np.ndarray[Any, Any]
-SMALL = 2e7
+SMALL = 4e6
 """multiplications that one thread does in less time than it takes to wake another"""
+BRIEF = 1e9
+"""multiplications, some hundredths of a second, of which the calling thread does its share: Ctrl-C waits so long"""
 
 _pools: dict[int, ThreadPoolExecutor] = {}
 os.register_at_fork(after_in_child=_pools.clear)
@@ -39,12 +41,13 @@ def run(kernel: Any, tasks: Array, costs: Array, *args: Any) -> None:
     counter[0] = 0
     if n not in _pools:
         _pools[n] = ThreadPoolExecutor(n, "refattn.flash")
+    helps = costs.sum() <= BRIEF
     done: list[Future[None]] = []
     try:
         with suppress(RuntimeError):  # "can't start new thread", as when memory is short: fewer do it all
-            for _ in range(n):
+            for _ in range(n - helps):
                 done.append(_pools[n].submit(kernel, counter, order, *args))
-        if not done:
+        if helps or not done:
             kernel(counter, order, *args)
         for future in done:
             future.result()

@@ -71,7 +71,7 @@ def _coefficients(n: int) -> list[float]:
         return [float(x) for x in c]
 
 
-class _BFloat(ir.Type):  # type: ignore[misc]
+class _BFloat(ir.Type):
     """LLVM's type, which llvmlite has no name for."""
 
     def _to_string(self) -> str:
@@ -199,7 +199,7 @@ class Vectors:
         return self.tanh_and_slope(x)[0]
 
     def tanh_and_slope(self, x: Any) -> tuple[Any, Any]:
-        """-e / (2 + e) with the sign of x, e = exp(-2|x|) - 1; and 1 - tanh² = (1 + e) (2 / (2 + e))², without cancelling."""
+        """tanh |x| = -e / (2 + e) with e = exp(-2|x|) - 1; and 1 - tanh² = (1 + e) (2 / (2 + e))², as nothing cancels."""
         b = self.builder
         size = self._call("fabs", x)
         power, rest = self._reduced(b.fmul(size, self.constant(-2 / np.log(2))))

@@ -1,0 +1,134 @@
+"""Interleaved timing: each implementation in a process of its own, and these take turns.
+
+In one process they would share thread pools, OpenMP runtimes and rounding modes that each sets for itself, and
+one that crashes would end all.  A process waits idle while another has its turn; a short rest lets threads that
+spin fall asleep.  The order of a round is drawn anew, so that nobody always follows the same neighbour.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+from .ceilings import Ceiling, ceiling
+from .peers import PEERS, NotOffered
+from .work import Work, agree, cores, inputs
+
+Job = tuple[str, Work | Ceiling]
+"""The name of an implementation and what it does."""
+REST = 0.005
+VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+class Plan(NamedTuple):
+    """A turn lasts so many seconds or one call; rounds fill `budget` seconds, but are `least` to `most`."""
+
+    turn: float
+    budget: float
+    least: int
+    most: int
+    patience: float  # a call that would take longer is left out, a reference's after a quarter of it
+
+
+QUICK = Plan(0.02, 0.5, 3, 7, 0.8)
+FULL = Plan(0.2, 8.0, 3, 9, 30.0)
+
+
+class Timing(NamedTuple):
+    seconds: float  # the median of the medians of all turns
+    repeats: int  # calls that were timed
+
+
+# ---- in the process of one implementation
+
+_prepared: dict[Work | Ceiling, Callable[[], Any]] = {}
+
+
+def prepare(name: str, work: Work | Ceiling) -> float:
+    """Make ready, compile, look at the answer; seconds of a call."""
+    if work not in _prepared:
+        for old in [old for old in _prepared if isinstance(old, Work)]:
+            del _prepared[old]
+        if isinstance(work, Work):
+            x = inputs(work)
+            call, read = PEERS[name].call(work, x)
+            agree(work, x, read(call()))
+        else:
+            call = ceiling(name, work)
+            call()
+        _prepared[work] = call
+    return turn(work, 0.0)[0]
+
+
+def turn(work: Work | Ceiling, least: float) -> tuple[float, int]:
+    """Median seconds of the calls that fill `least` seconds, and how many; of several, the first only warms up."""
+    call, taken = _prepared[work], list[float]()
+    start = now = time.perf_counter()
+    while not taken or now - start < least:
+        call()
+        taken.append(time.perf_counter() - now)
+        now += taken[-1]
+    counted = taken[1:] or taken
+    return statistics.median(counted), len(counted)
+
+
+# ---- in the process that asks
+
+
+@contextmanager
+def processes(names: Iterable[str]) -> Iterator[dict[str, ProcessPoolExecutor]]:
+    """One process for each name, with as many threads as there are cores."""
+    os.environ.update(dict.fromkeys(VARIABLES, str(cores())))
+    context = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(ProcessPoolExecutor(1, context)) for name in names}
+
+
+def interleaved(
+    pools: dict[str, ProcessPoolExecutor], jobs: Sequence[Job], plan: Plan, left_out: Callable[[Job, str], None]
+) -> dict[Job, Timing]:  # fmt: skip
+    """Times the jobs in turn; those that cannot be done are told to `left_out` with the reason."""
+    first: dict[Job, float] = {}
+    for job, future in [(job, _asked(pools[job[0]], *job)) for job in jobs]:
+        try:
+            first[job] = future.result()
+        except NotOffered as error:
+            left_out(job, str(error))
+        except BrokenProcessPool:
+            left_out(job, "its process died")
+        except Exception as error:
+            left_out(job, f"{type(error).__name__}: {error}".splitlines()[0])
+    cost = sum(max(seconds, plan.turn) + REST for seconds in first.values())
+    rounds = max(plan.least, min(plan.most, int(plan.budget / cost))) if first else 0
+    turns: dict[Job, list[tuple[float, int]]] = {job: [] for job in first}
+    draw = random.Random(0)
+    for _ in range(rounds):
+        for job in draw.sample(list(turns), len(turns)):
+            time.sleep(REST)
+            try:
+                turns[job].append(pools[job[0]].submit(turn, job[1], plan.turn).result())
+            except BrokenProcessPool:
+                del turns[job]
+                left_out(job, "its process died")
+    return {job: _timing(*zip(*done, strict=True)) for job, done in turns.items()}
+
+
+def _asked(pool: ProcessPoolExecutor, *job: Any) -> Future[float]:
+    try:
+        return pool.submit(prepare, *job)
+    except BrokenProcessPool as error:  # it died earlier
+        future: Future[float] = Future()
+        future.set_exception(error)
+        return future
+
+
+def _timing(seconds: tuple[float, ...], repeats: tuple[int, ...]) -> Timing:
+    return Timing(statistics.median(seconds), sum(repeats))
