@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from refattn.calling import Local
-from refattn.case import Case
-from refattn.cases import by_id
+from refattn.case import BiasSpec, Case
+from refattn.cases import CASES, by_id
 from refattn.conform import examine, run
 from refattn.diagnose import Suspects, diagnose
 from refattn.implementation import Function
@@ -20,6 +20,7 @@ from refattn.judging import judge_arrays
 from refattn.masks import Window
 from refattn.mutants import MUTANTS
 from refattn.oracle import attention
+from refattn.precision import Conventions
 from refattn.report import as_json
 from refattn.streaming import Rules, Streaming
 
@@ -115,6 +116,81 @@ def test_most_cases_name_a_bug_that_does_not_explain_all() -> None:
     report = run(Function(two_bugs, "two bugs", outputs=frozenset({"out"})), cases)
     assert report.diagnosis[0].startswith("2 of 3 failing cases look like this bug: ")
     assert "(gqa_tiled)" in report.diagnosis[0]
+
+
+def test_a_bug_of_some_cases_alone() -> None:
+    """Where cases that passed speak against it, it is not exact, and what the failing ones share is said."""
+    kernel = MUTANTS["scale_from_padded_D"].implementation
+
+    def conditional(case: Case, given: Mapping[str, Any]) -> dict[str, Any]:
+        return (kernel if case.softcap is not None else Streaming())(case, given)
+
+    cases = [c for c in CASES if c.D % 32 and c.scale is None and c.want == {"out", "lse"} and c.dtype == "float32"
+             and c.B * c.H * c.Lq * c.Lk < 2**12]  # fmt: skip
+    with_softcap = [c for c in cases if c.softcap is not None]
+    assert with_softcap and len(cases) > len(with_softcap)
+    report = run(Function(conditional, "conditional", outputs=frozenset({"out"})), cases)
+    told = " ".join(report.diagnosis)
+    assert "your output is" not in told and "scale" in report.diagnosis[0]
+    assert "speak against it" in told and "softcap" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("bf16_accumulator", "the running output is rounded to bfloat16"),
+        ("lse_in_bf16", "lse is rounded to bfloat16"),
+        ("qk_in_fp16", "q·k is rounded to float16"),
+        ("tanh_approximate", "tanh(x) of softcap is too small by 2^-11"),
+    ],
+)
+def test_a_loss_of_bits_is_named(name: str, words: str) -> None:
+    """Too few bits: what it explains is a share of the error, and not all."""
+    kernel, separates = MUTANTS[name].implementation, MUTANTS[name].separates
+    cases = [c for c in CASES if separates(c) and c.want <= {"out", "lse"} and 2**9 < c.B * c.H * c.Lq * c.Lk < 2**13
+             and c.dtype == "float32"][:14]  # fmt: skip
+    report = run(kernel, cases)
+    assert words in report.diagnosis[0]
+
+
+@pytest.mark.parametrize("tile", [16, 32])
+def test_the_size_of_tiles_is_found(tile: int) -> None:
+    mutant = MUTANTS["missing_rescale"]
+    kernel = replace(mutant.implementation, schedule=replace(mutant.implementation.schedule, tile_k=tile))
+    cases = [c for c in CASES if c.Lk > 2 * tile and c.want == {"out", "lse"} and c.B * c.H * c.Lq * c.Lk < 2**13][:12]
+    report = run(kernel, cases)
+    assert f"From tile to tile of {tile} keys, the output so far is not rescaled" in report.diagnosis[0]
+
+
+def test_a_declared_base_of_lse_is_minded() -> None:
+    """Hypotheses have lse in base e; one that returns it in base 2, and says so, is compared in base e."""
+
+    def kernel(case: Case, given: Mapping[str, Any]) -> dict[str, Any]:
+        y = MUTANTS["gqa_tiled"].implementation(case, given)
+        return y | {"lse": (y["lse"] * np.log2(np.e)).astype(y["lse"].dtype)}
+
+    ours = Function(kernel, "base 2", conventions=Conventions(lse_base="2"), outputs=frozenset({"out", "lse"}))
+    report = run(ours, [by_id("gqa-2x2-f32"), by_id("full-f32")])
+    assert "(gqa_tiled)" in report.diagnosis[0]
+
+
+class unbiased_backward(Rules):
+    """The backward does not see the bias."""
+
+    def from_forward(self, shift: Any, factor: Any) -> tuple[Any, Any]:
+        vars(self)["logits"] = lambda s, cap, bias, visible, modify=None: super(unbiased_backward, self).logits(
+            s, cap, None, visible, modify
+        )
+        return shift, factor
+
+
+def test_a_bug_of_the_backward_alone() -> None:
+    want = frozenset({"out", "lse", "dq", "dk", "dv", "dbias"})
+    cases = [Case(f"bias-{n}", "forward and backward", Lq=n, Lk=2 * n, bias=BiasSpec("QK"), want=want) for n in (5, 9)]
+    report = run(Streaming(rules=unbiased_backward), cases)
+    assert report.diagnosis[0].startswith("your output is attention with this bug: ")
+    told = " ".join(report.diagnosis)
+    assert "backward" in told and "bias" in told
 
 
 def test_time_is_kept() -> None:

@@ -1,4 +1,10 @@
-"""The diagnosis on bugs of a kernel that was written without knowledge of it or of its catalogue."""
+"""The diagnosis on bugs of a kernel that was written without knowledge of it or of its catalogue.
+
+Of the 70 bugs, run over every second case of fewer than 2**13 scores, two fail none of them, one returns a wrong
+dtype alone, which its verdict says, and two (dk and dv of groups) fail only a case that the honest kernel fails too.
+Five are conventions, and named as these.  The other 60 are named first, 43 of them as exact, and no name is wrong.
+Hypotheses were added after these bugs had been seen: this is no measure of what the diagnosis does with others.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +32,29 @@ def test_the_honest_kernel_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "mutant"),
+    ("name", "hypothesis"),
     [
-        ("upper_left", "causal_top_left"),
-        ("polarity", "mask_inverted"),
+        ("upper_left", "Causal is always aligned at the top_left"),
+        ("polarity", "read the wrong way round"),
         ("strictly_causal", "causal_off_by_one"),
         ("head_0", "key_head_0"),
         ("heads_tiled", "gqa_tiled"),
+        ("v_tiled", "values are read from key head h % Hkv"),
+        ("softcap_first", "it falls on q·k before the scale"),
+        ("bias_base_2", "The bias is multiplied by ln 2"),
+        ("sink_base_2", "The sink's logit is multiplied by ln 2"),
+        ("lse_16_bits", "lse is rounded to"),
     ],
 )
-def test_it_is_named(name: str, mutant: str) -> None:
-    """In all failing cases, or in most of them where the bug is a little wider than the catalogue's."""
+def test_it_is_named(name: str, hypothesis: str) -> None:
+    """In all failing cases, or in most of them where the bug is a little wider than the hypothesis."""
     report = report_of(name)
     assert report.counts()["failed"]
-    assert f"({mutant})" in report.diagnosis[0]
-    assert report.diagnosis[0].startswith("your output is") or "failing cases look like this bug" in report.diagnosis[0]
+    first = next(line for line in report.diagnosis if not line.endswith(")") or "bug: " in line)
+    assert hypothesis in first
+    assert first.startswith("your output is") or "failing cases look like this bug" in first
 
 
-def test_what_the_catalogue_has_not_is_not_named() -> None:
-    report = report_of("lse_16_bits")
-    assert report.counts()["failed"]
-    assert report.diagnosis == ("no bug of the catalogue explains it",)
+def test_a_convention_is_named() -> None:
+    report = report_of("lse_base_2")
+    assert "undeclared convention: lse_base='2'" in report.diagnosis[0]

@@ -1,20 +1,22 @@
-"""Which bug would give just these answers: the catalogue of mutants, turned round.
+"""Which bug would give just these answers: hypotheses, each a function of the inputs, against what was returned.
 
-Each semantic mutant is a function of the inputs.  It is evaluated in float64 on a problem that failed, and again in
-the arithmetic that the implementation promised: what the two differ by, four times over, or the radius of the bound
-if that is larger, is how far an honest kernel with this bug may be from it.  A mutant *explains* a case if every
-output that was returned is within that distance.  It is named as exact only if it explains every failing case that
-was kept and contradicts no case that passed, where it would have been noticed; otherwise the one that explains
-most of the squared error is named as the closest, with its share, or none.
+A hypothesis is evaluated in float64 on a problem that failed, and again in the arithmetic that the implementation
+promised: what the two differ by, four times over, or the radius of the bound if that is larger, is how far an honest
+kernel with this bug may be from it.  It *explains* a case if every output that was returned is within that distance;
+one of too few bits is evaluated in the promised arithmetic alone, and explains a case if it leaves a tenth of the
+squared error.  It is named as exact only if it explains every failing case that was kept and no case that passed
+speaks against it.  Otherwise that which explains most of the cases is named, with their number; otherwise the one
+that explains most of the squared error, with its share; or none.
 
-A mutant that depends on the size of tiles (a rescale that is missing, a tail) is tried with several.
+Hypotheses are the catalogue of mutants turned round, and families with a parameter: the size of tiles, which head,
+off by how many (`refattn.diagnose.hypothesis`).
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,117 +25,220 @@ import numpy as np
 from ..case import NAMES, Case
 from ..judge import Evidence, Verdict
 from ..localise import localise
-from ..mutants import MUTANTS
-from .suspects import HALF, Match, Suspect, match, suspects, would_be_noticed
+from .diagnosis import Diagnosis
+from .hypothesis import Hypothesis, hypotheses
+from .match import HALF, Trial, would_be_noticed
 
 __all__ = ["Diagnosis", "Suspects", "diagnose"]
 
 Array = np.ndarray[Any, Any]
 SCORES = 2**18
 """a case with more scores than this is not evaluated again"""
-CLOSE = 0.9
+SEARCHED = 2**13
+"""All hypotheses are asked of cases of no more scores, if there are any."""
 MOST_LOCATED = 5
 """Of so many unexplained failures it is said where they are."""
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """`names` of mutants that explain all within bound (cases cannot tell them apart), or the closest and its share."""
-
-    names: tuple[str, ...] = ()
-    closest: str = ""
-    share: float = 0.0
-    cases: int = 0
-    failing: int = 0
-
-    def lines(self) -> list[str]:
-        """What to say of it."""
-        if self.names:
-            first, *others = self.names
-            some = f"{self.cases} of the {self.failing} failing cases"
-            looked = some if self.cases < self.failing else "all failing cases"
-            lines = [f"your output is attention with this bug: {_words(first)}", f"it explains {looked} within bound"]
-            return lines + [f"the cases cannot tell it from: {_words(name)}" for name in others]
-        if self.closest:
-            return [
-                f"closest bug: {_words(self.closest)}",
-                f"it explains {self.share:.0%} of the squared error of {self.cases} cases, not all of it",
-            ]
-        return ["no bug of the catalogue explains it"]
-
-
-def _words(name: str) -> str:
-    return f"{MUTANTS[name].what.rstrip('.')} ({name})"
+KEPT, ASKED, SEARCHES = 48, 16, 3
+"""So many failures are kept, candidates asked of so many, and all hypotheses of so many."""
+BEHIND = 2
+"""So many cases fewer than the best a candidate may have explained."""
+PASSED = 24
+"""So many of the cases that passed may speak against a candidate."""
 
 
 @dataclass
 class Suspects:
     """Watches the verdicts of a run: says what a failure looks like, and in the end what all of them are.
 
-    `seconds` is how long the evaluation of suspects may take in all.
+    `seconds` of processor time go to the failures as they come, and as many to what they have in common.
     """
 
-    seconds: float = 5.0
-    kept: int = 6
-    failures: list[Verdict] = field(default_factory=list)
+    seconds: float = 6.0
+    trials: list[Trial] = field(default_factory=list)
     passed: list[Case] = field(default_factory=list)
     failing: int = 0
-    recent: list[Suspect] = field(default_factory=list)
+    candidates: dict[Hypothesis, int] = field(default_factory=dict)
+    """those that explain some failure, and how many"""
+    near: dict[Hypothesis, float] = field(default_factory=dict)
+    """the shares of error of those that explain some of one"""
+    searched: set[str] = field(default_factory=set)
+    """ids of the cases of which all hypotheses were asked"""
+    known: Counter[str] = field(default_factory=Counter)
+    """conventions and contracts that the judge named, and of how many failures"""
     spent: float = 0.0
     located: int = 0
-    named: Counter[str] = field(default_factory=Counter)
-    """how many failures look like each mutant"""
 
     def watch(self, verdict: Verdict) -> tuple[str, ...]:
         """What a failure looks like, in lines: a bug of the catalogue, or where it is; none if it is no failure."""
-        if verdict.status == "passed" and _scores(verdict.case) <= SCORES // 4:
+        if verdict.status == "passed" and _scores(verdict.case) <= SEARCHED:
             self.passed.append(verdict.case)
         if verdict.status != "failed":
             return ()
         self.failing += 1
-        if any(n.startswith(("undeclared", "within")) for n in verdict.notes) or not _can_be_evaluated(verdict):
-            return ()  # a convention or a contract explains it
-        if len(self.failures) < self.kept:
-            self.failures.append(replace(verdict, evidence=_small(verdict.evidence)))
-        begun = time.perf_counter()
-        suspect = self._culprit(verdict, begun)
-        self.spent += time.perf_counter() - begun
-        if suspect is not None:
-            self.named[suspect.mutant.name] += 1
-            self.recent = [suspect, *(s for s in self.recent if s != suspect)]
-            return (f"looks like (its output is within bound of yours): {_words(suspect.mutant.name)}",)
-        if verdict.evidence is None or self.located >= MOST_LOCATED:
+        known = [n for n in verdict.notes if n.startswith(("undeclared", "within"))]
+        self.known.update(n.split(", unless")[0] for n in known)
+        if any(n.startswith("undeclared") for n in known) or not _can_be_evaluated(verdict):
+            return ()  # a convention explains it
+        begun = time.thread_time()
+        trial = Trial(replace(verdict, evidence=_small(verdict.evidence)))
+        if len(self.trials) < KEPT:
+            self.trials.append(trial)
+        culprit = self._culprit(trial, searching=not known)
+        self.spent += time.thread_time() - begun
+        if culprit is not None:
+            return (f"looks like (its output is within bound of yours): {culprit}",)
+        if known or verdict.evidence is None or self.located >= MOST_LOCATED:
             return ()
         self.located += 1
         return tuple(localise(verdict.evidence, verdict.contract).lines())
 
-    def _culprit(self, verdict: Verdict, begun: float) -> Suspect | None:
-        everywhere = self.failing <= 3 and self.spent < self.seconds
-        for suspect in self._order(verdict.case, everywhere):
-            if match(suspect, verdict).within:
-                return suspect
-            if self.spent + time.perf_counter() - begun > self.seconds:
-                break
-        return None
+    def _culprit(self, trial: Trial, searching: bool) -> Hypothesis | None:
+        """The likeliest candidate that explains a failure."""
+        if self.spent >= self.seconds / 2:
+            return None
+        for h in sorted(self.candidates, key=lambda h: -self.candidates[h])[:20]:
+            if trial.match(h).explains:
+                self.candidates[h] += 1
+                return h
+        if not searching or len(self.searched) >= SEARCHES or _scores(trial.case) > SEARCHED:
+            return None
+        found = self._search(trial, time.thread_time() + self.seconds / 2)
+        return found[0] if found else None
 
-    def _order(self, case: Case, everywhere: bool) -> Iterator[Suspect]:
-        yield from (s for s in self.recent if s.mutant.separates(case))
-        if everywhere:
-            yield from (s for s in suspects(case) if s not in self.recent)
+    def _search(self, trial: Trial, until: float) -> list[Hypothesis]:
+        """All that explain a failure, which are candidates from then on."""
+        self.searched.add(trial.case.id)
+        found = []
+        for h in hypotheses():
+            if time.thread_time() > until:
+                break
+            m = trial.match(h)
+            if m.explains:
+                found.append(h)
+            elif m.share >= HALF:
+                self.near[h] = max(self.near.get(h, 0.0), m.share)
+            if not m.explains:
+                found += [part for part in trial.elsewhere(h) if trial.match(part).explains]
+        for h in found:
+            self.candidates[h] = self.candidates.get(h, 0) + 1
+        return found
 
     def lines(self) -> tuple[str, ...]:
         """What explains the failures that were kept; nothing if none can be evaluated."""
-        if not self.failures:
-            return ()
-        found = diagnose(self.failures, self.passed, self.failing, self.seconds)
-        if found.names:
-            told = max(found.cases, *(self.named[name] for name in found.names))
-            return tuple(replace(found, cases=told).lines())
-        likely = [(name, n) for name, n in self.named.most_common(2) if n >= HALF * self.failing]
-        if likely:
-            some = f"of {self.failing} failing cases look like this bug"
-            return tuple(f"{n} {some}: {_words(name)}" for name, n in likely)
-        return tuple(found.lines())
+        told = [(f"{n} of {self.failing} failing cases: {note}", n) for note, n in self.known.most_common(2)]
+        found = self.diagnosis() if self.trials else None
+        lines = [] if found is None else found.lines()
+        if found is not None and (found.found or found.likely):
+            return tuple(lines + [line for line, _ in told if "undeclared" in line])
+        first = [line for line, n in told if n >= HALF * self.failing]
+        return tuple(first + lines + [line for line, _ in told if line not in first])
+
+    def diagnosis(self) -> Diagnosis:
+        """The candidates against a sample of the failures that were kept, and of the cases that passed."""
+        begun = time.thread_time()
+        until = begun + self.seconds
+        sample = _spread(self.trials, ASKED)
+        by_size = sorted(sample, key=lambda t: _scores(t.case))
+        counts = self._asked(by_size, until)
+        for trial in by_size:
+            best = max(counts.values(), default=0)
+            if best >= 0.9 * len(sample) or len(self.searched) >= 2 * SEARCHES or time.thread_time() > until:
+                break
+            unexplained = not any(trial.match(h).explains for h, n in counts.items() if n == best)
+            if trial.case.id not in self.searched and unexplained:
+                self._search(trial, until)
+                counts = self._asked(by_size, until)
+        against = self._against(counts, sample, until + self.seconds / 2)
+        return self._conclusion(counts, against, sample)
+
+    def _asked(self, sample: Sequence[Trial], until: float) -> dict[Hypothesis, int]:
+        """How many of the sample each candidate explains; one that falls behind is not asked further."""
+        counts = dict.fromkeys(self.candidates, 0)
+        alive = list(counts)
+        for trial in sample:
+            for h in alive:
+                if time.thread_time() > until:
+                    return counts
+                counts[h] += trial.match(h).nearly
+            best = max(counts.values(), default=0)
+            alive = [h for h in alive if counts[h] >= best - BEHIND]
+        return counts
+
+    def _against(
+        self, counts: Mapping[Hypothesis, int], sample: Sequence[Trial], until: float
+    ) -> dict[Hypothesis, list[Case]]:  # fmt: skip
+        """Which of the cases that passed contradict each of the best candidates."""
+        common = frozenset.intersection(*(t.case.features() for t in sample))
+        nearest = sorted(self.passed, key=lambda c: (-len(common & c.features()), _scores(c)))
+        passed = nearest[: PASSED // 2] + sorted(nearest[PASSED // 2 :], key=_scores)[: PASSED // 2]
+        best = sorted((h for h in counts if counts[h]), key=lambda h: -counts[h])[:40]
+        against = {}
+        for h in (h for h in best if counts[h] >= HALF * max(counts.values())):
+            if time.thread_time() > until:
+                break  # what was not checked is not named
+            against[h] = [c for c in passed if h.separates(c) and would_be_noticed(h, c)]
+        return against
+
+    def _conclusion(
+        self, counts: Mapping[Hypothesis, int], against: Mapping[Hypothesis, list[Case]], sample: Sequence[Trial]
+    ) -> Diagnosis:  # fmt: skip
+        n = len(sample)
+        where = {h: _where([t for t in sample if t.match(h).nearly], cases) for h, cases in against.items()}
+        worth = {h: counts[h] - (1 if where[h] else len(against[h])) if against[h] else counts[h] for h in against}
+        ranked = sorted(against, key=lambda h: (-worth[h], -_share(h, sample) if h.rounding else -1.0))
+        exact = [h for h in ranked if counts[h] == n and not against[h]]
+        exact = [h for h in exact if all(t.match(h).nearly for t in self.trials)]
+        exact = [h for h in exact if sum(not t.match(h).explains for t in self.trials) <= len(self.trials) / 10]
+        exact = [h for h in exact if not h.rounding] or exact[:1]
+        if exact:
+            share = _share(exact[0], sample)
+            within = sum(t.match(exact[0]).explains for t in self.trials)
+            return Diagnosis(tuple(exact), cases=within, failing=self.failing, share=share)
+        likely = [h for h in ranked if counts[h] >= HALF * n]
+        first = likely[0] if likely else None
+        if first is not None and worth[first] >= HALF * counts[first]:
+            rest = [t for t in sample if not t.match(first).nearly]
+            others = sorted(counts, key=lambda h: -sum(t.match(h).explains for t in rest))
+            second = [(h, k) for h in others[:1] if (k := sum(t.match(h).explains for t in rest)) > n / 8]
+            return Diagnosis(
+                likely=((first, counts[first]), *second), cases=n, failing=self.failing, against=len(against[first]),
+                where=where[first],
+            )  # fmt: skip
+        return self._closest(sample)
+
+    def _closest(self, sample: Sequence[Trial]) -> Diagnosis:
+        asked = [t for t in sample if t.case.id in self.searched] or sample[:1]
+        best = max((*self.candidates, *self.near), key=lambda h: _share(h, asked), default=None)
+        share = 0.0 if best is None else _share(best, asked)
+        if best is None or share < HALF:
+            return Diagnosis(failing=self.failing)
+        return Diagnosis(closest=best, share=share, cases=len(asked), failing=self.failing)
+
+
+def _share(h: Hypothesis, trials: Sequence[Trial]) -> float:
+    """The share of the squared error that it explains, of all of these."""
+    found = [t.match(h) for t in trials]
+    return sum(m.share for m in found) / len(found)
+
+
+def _where(sample: Sequence[Trial], against: Sequence[Case]) -> str:
+    """What the failing cases have in common that none of some that passed has, in words."""
+    if not against:
+        return ""
+    common = frozenset.intersection(*(_features(t.case) for t in sample))
+    telling = sorted(common - frozenset().union(*map(_features, against)))
+    return " and ".join(telling[:2]) and "cases with " + " and ".join(telling[:2])
+
+
+def _features(case: Case) -> frozenset[str]:
+    sizes = {"Lq = 1": case.Lq == 1, "Lq > 1": case.Lq > 1, "B > 1": case.B > 1, "H > 1": case.H > 1}
+    sizes |= {f"Lk > {n}": case.Lk > n for n in (16, 32, 64, 128)}
+    return case.features() | {word for word, on in sizes.items() if on}
+
+
+def _spread(trials: Sequence[Trial], n: int) -> list[Trial]:
+    """Of so many failures, as many as are asked for, spread over the run."""
+    return [trials[i * len(trials) // n] for i in range(n)] if len(trials) > n else list(trials)
 
 
 def diagnose(
@@ -141,52 +246,16 @@ def diagnose(
 ) -> Diagnosis:
     """The bug that explains all failures, verdicts with their evidence; `passed` are cases that passed.
 
-    `failing` is how many cases failed in all; `seconds` is when no further suspect is begun.
+    `failing` is how many cases failed in all; `seconds` is when no further hypothesis is begun.
     """
-    begun = time.perf_counter()
-    usable = sorted((v for v in failures if _can_be_evaluated(v)), key=lambda v: _scores(v.case))
-    total = len(failures) if failing is None else failing
-    if not usable:
-        return Diagnosis(failing=total)
-    best: tuple[float, str, int] = (0.0, "", 0)
-    exact: list[Suspect] = []
-    for suspect in suspects(usable[0].case):
-        if time.perf_counter() - begun > seconds:
-            break
-        matches = []
-        for verdict in usable:
-            if not suspect.mutant.separates(verdict.case):
-                break
-            matches.append(match(suspect, verdict))
-            if not matches[-1].within and matches[-1].share < CLOSE:
-                break
-        if len(matches) == len(usable) and all(m.within for m in matches):
-            exact.append(suspect)
-        elif matches:
-            error = sum(min(m.error, 1e12) for m in matches)
-            left = sum(min(m.left, 1e12) for m in matches)
-            share = Match(False, error, left).share
-            best = max(best, (len(matches) * share, suspect.mutant.name, len(matches)))
-    names = _uncontradicted(exact, passed, begun + seconds)
-    if names:
-        return Diagnosis(names, cases=len(usable), failing=total)
-    score, name, cases = best
-    if not name or score / cases < HALF:
-        return Diagnosis(failing=total)
-    return Diagnosis(closest=name, share=score / cases, cases=cases, failing=total)
-
-
-def _uncontradicted(exact: Sequence[Suspect], passed: Iterable[Case], until: float) -> tuple[str, ...]:
-    """The names of those that no passed case contradicts."""
-    left = list(exact)
-    cases = sorted(passed, key=_scores)[:200]
-    for suspect in exact:
-        telling = [case for case in cases if suspect.mutant.separates(case)][:6]
-        for case in telling:
-            if time.perf_counter() < until and would_be_noticed(suspect, case):
-                left.remove(suspect)
-                break
-    return tuple(dict.fromkeys(s.mutant.name for s in left))
+    suspects = Suspects(seconds=seconds, passed=list(passed))
+    for verdict in failures:
+        if _can_be_evaluated(verdict):
+            suspects.trials.append(Trial(verdict))
+    suspects.failing = len(failures) if failing is None else failing
+    if not suspects.trials:
+        return Diagnosis(failing=suspects.failing)
+    return suspects.diagnosis()
 
 
 def _scores(case: Case) -> int:

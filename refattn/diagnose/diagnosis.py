@@ -1,0 +1,57 @@
+"""What came of a diagnosis, and how it is said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .hypothesis import Hypothesis
+
+__all__ = ["Diagnosis"]
+
+OTHERS = 3
+"""So many are named that the cases cannot tell from the first."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """`found` explain all (the cases cannot tell them apart), or `likely` most of them, or `closest` some of it."""
+
+    found: tuple[Hypothesis, ...] = ()
+    likely: tuple[tuple[Hypothesis, int], ...] = ()
+    """with how many of the cases that were asked"""
+    closest: Hypothesis | None = None
+    share: float = 0.0
+    cases: int = 0
+    failing: int = 0
+    against: int = 0
+    """how many cases that passed speak against the likeliest"""
+    where: str = ""
+    """what all that fail have, and none of those that speak against it"""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of those that explain all."""
+        return tuple(dict.fromkeys(h.name for h in self.found))
+
+    def lines(self) -> list[str]:
+        """What to say of it."""
+        if self.found:
+            first, *others = self.found
+            some = f"{self.cases} of the {self.failing} failing cases"
+            looked = some if self.cases < self.failing else "all failing cases"
+            how = f"{self.share:.0%} of the squared error of {looked}" if first.rounding else f"{looked} within bound"
+            lines = [f"your output is attention with this bug: {first}", f"it explains {how}"]
+            lines += [f"the cases cannot tell it from: {h}" for h in others[:OTHERS]]
+            return lines + ([f"nor from {len(others) - OTHERS} more"] if len(others) > OTHERS else [])
+        if self.likely:
+            lines = [f"{n} of {self.cases} failing cases look like this bug: {h}" for h, n in self.likely]
+            if self.against > self.likely[0][1] / 8:
+                where = f"; it may be in {self.where} alone" if self.where else ""
+                lines.append(f"but {self.against} cases that passed speak against it{where}")
+            return lines
+        if self.closest is not None:
+            return [
+                f"closest bug: {self.closest}",
+                f"it explains {self.share:.0%} of the squared error of {self.cases} cases, not all of it",
+            ]
+        return ["no bug of the catalogue explains it"]

@@ -1,0 +1,90 @@
+"""Hypotheses on dropout: which weights are kept, and what makes up for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..hypothesis import kind
+from ..model import Array, Model, safe
+from .arrays import Move
+from .gradients import ALL
+
+__all__: list[str] = []
+
+@kind(
+    lambda case, how: bool(case.dropout) and case.Lk > how.n, n=(4, 8, 16, 32, 64, 128), of={"key": 3, "query": 2},
+)  # fmt: skip
+class kept_by_place_in_tile(Model):
+    """Which weights dropout keeps is looked up by a {of}'s place within its tile of {n}."""
+
+    n, of = 64, 3
+
+    def arrays(self) -> dict[str, Array]:
+        x = super().arrays()
+        return x | {"keep": np.take(x["keep"], np.arange(x["keep"].shape[self.of]) % self.n, self.of)}
+
+
+@kind(lambda case: bool(case.dropout), how={
+    "those of the next key": lambda x: np.roll(x, -1, 3), "those of the key before": lambda x: np.roll(x, 1, 3),
+    "those of the next query": lambda x: np.roll(x, -1, 2), "those of the query before": lambda x: np.roll(x, 1, 2),
+    "those of head 0": lambda x: np.repeat(x[:, :1], x.shape[1], 1),
+    "those of entry 0": lambda x: np.repeat(x[:1], len(x), 0),
+    "read with rows and columns exchanged": lambda x: np.ascontiguousarray(x.swapaxes(2, 3)).reshape(x.shape),
+    "the other ones": lambda x: ~x, "all": lambda x: x | True,
+})  # fmt: skip
+class kept(Model):
+    """The weights that dropout keeps are {how}."""
+
+    how: Move
+
+    def arrays(self) -> dict[str, Array]:
+        x = super().arrays()
+        return x | {"keep": self.how(x["keep"])}
+
+
+@kind(lambda case: bool(case.dropout) and case.dropout != 1, times={
+    "1: what is kept is not divided by 1 - p": lambda p: 1.0, "1 / p": lambda p: 1 / p, "1 - p": lambda p: 1 - p,
+    "1 / (1 - p) squared": lambda p: (1 - p) ** -2, "1 + p": lambda p: 1 + p,
+})  # fmt: skip
+class dropout_factor(Model):
+    """What dropout keeps is multiplied by {times}."""
+
+    times: Callable[[float], float]
+
+    def undropped(self) -> float:
+        return self.times(self.given.dropout or 0.5)
+
+
+@kind(lambda case: bool(case.dropout))
+class dropout_in_sum(Model):
+    """The row sum, and lse, are taken after weights were dropped."""
+
+    def attend(self, t: Array) -> tuple[Array, Array, Array]:
+        m, _, o = super().attend(t)
+        return m, np.where(self.x["keep"], np.exp(t - safe(m)[..., None]), 0).sum(-1), o
+
+
+@kind(
+    lambda case: case.backward and bool(case.dropout), ALL,
+    how={
+        "the mask and the factor are forgotten in dp": lambda x, dp, f: dp,
+        "the mask is forgotten in dp": lambda x, dp, f: dp * f,
+        "the factor 1 / (1 - p) is forgotten in dp": lambda x, dp, f: np.where(x.keep, dp, 0),
+        "the factor in dp is 1 - p": lambda x, dp, f: np.where(x.keep, dp / f if f else dp, 0),
+        "the factor in dp is there twice": lambda x, dp, f: np.where(x.keep, dp * f * f, 0),
+        "dp is dropped where it should be kept": lambda x, dp, f: np.where(x.keep, 0, dp * f),
+        "dp is dropped by the mask of the next key": lambda x, dp, f: np.where(np.roll(x.keep, -1, 3), dp * f, 0),
+        "dp is dropped by the mask of the key before": lambda x, dp, f: np.where(np.roll(x.keep, 1, 3), dp * f, 0),
+        "dp is dropped by the mask of the next query": lambda x, dp, f: np.where(np.roll(x.keep, -1, 2), dp * f, 0),
+    },
+)  # fmt: skip
+class dropout_in_dp(Model):
+    """Dropout: {how}."""
+
+    how: Callable[[Any, Array, float], Array]
+
+    def dropped(self, dp: Array) -> Array:
+        return self.how(self, dp, self.undropped())

@@ -1,0 +1,94 @@
+"""Hypotheses on where a mask is looked up: another head, entry or row, or a place within a tile."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from ...case import Case
+from ...masks import Mask, SinkTokens
+from ..hypothesis import kind
+from ..model import Array, Model
+from .alignment import SIZES, Asked
+
+__all__: list[str] = []
+
+def _masked(case: Case) -> bool:
+    return case.mask is not None
+
+
+@kind(
+    _masked,
+    how={
+        "those of head 0 for all heads": lambda m, b, h, i, j, lq, lk: m(b, h * 0, i, j, lq, lk),
+        "those of the key head for all of its group": lambda m, b, h, i, j, lq, lk: m(b, h, i, j, lq, lk),
+        "those of entry 0 for all entries": lambda m, b, h, i, j, lq, lk: m(b * 0, h, i, j, lq, lk),
+        "rows and columns are exchanged": lambda m, b, h, i, j, lq, lk: m(b, h, j, i, lk, lq),
+        "that of the first row for all rows": lambda m, b, h, i, j, lq, lk: m(b, h, i * 0, j, lq, lk),
+        "rows and their place in the group are one index, as they are packed": None,
+        "that of the row before": lambda m, b, h, i, j, lq, lk: m(b, h, np.maximum(i - 1, 0), j, lq, lk),
+        "that of the key before": lambda m, b, h, i, j, lq, lk: m(b, h, i, np.maximum(j - 1, 0), lq, lk),
+    },
+)  # fmt: skip
+class mask_read(Model):
+    """The mask is read from another place: {how}."""
+
+    how: Callable[..., Array] | None
+
+    def packed(self, m: Mask, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
+        group = max(1, self.case.H // max(1, self.case.Hkv))
+        return m(b, h, i * group + h % group, j, lq, lk)
+
+    def visible(self) -> Array:
+        mask = Asked(self.case.mask or SinkTokens(0), self.how or self.packed)
+        return np.asarray(dataclasses.replace(self.case.visibility, mask=mask).tile())
+
+
+@kind(
+    lambda case: _masked(case) or case.k_lens is not None or case.q_lens is not None,
+    how={
+        "those of entry 0 for all entries": lambda x: np.repeat(x[:1], len(x), 0),
+        "those of the next entry": lambda x: np.roll(x, -1, 0),
+        "those of the entry before": lambda x: np.roll(x, 1, 0),
+        "those of head 0 for all heads": lambda x: np.repeat(x[:, :1], x.shape[1], 1),
+        "those of the next head": lambda x: np.roll(x, -1, 1),
+        "those of entry and head exchanged in memory":
+            lambda x: np.ascontiguousarray(x.swapaxes(0, 1)).reshape(x.shape),
+        "those of query and key exchanged in memory": lambda x: np.ascontiguousarray(x.swapaxes(2, 3)).reshape(x.shape),
+        "the opposite": lambda x: ~x,
+        "with the last key hidden": lambda x: x & (np.arange(x.shape[3]) < x.shape[3] - 1),
+        "with the first key hidden": lambda x: x & (np.arange(x.shape[3]) > 0),
+        "all hidden": lambda x: x & False,
+    },
+)  # fmt: skip
+class pairs_seen(Model):
+    """What a query sees, mask and lengths, is {how}."""
+
+    how: Callable[[Array], Array]
+
+    def visible(self) -> Array:
+        return self.how(super().visible())
+
+
+@kind(lambda case, how: _masked(case) and case.Lk > how.tile, tile=(4, 8, *SIZES))
+class mask_by_place_in_key_tile(Model):
+    """The mask is told a key's place within its tile of {tile}, not its index."""
+
+    tile = 64
+
+    def visible(self) -> Array:
+        mask = Asked(self.case.mask or SinkTokens(0), lambda m, b, h, i, j, lq, lk: m(b, h, i, j % self.tile, lq, lk))
+        return np.asarray(dataclasses.replace(self.case.visibility, mask=mask).tile())
+
+
+@kind(lambda case, how: _masked(case) and case.Lq > how.tile, tile=(4, 8, *SIZES))
+class mask_by_place_in_query_tile(Model):
+    """The mask is told a query's place within its tile of {tile}, not its index."""
+
+    tile = 64
+
+    def visible(self) -> Array:
+        mask = Asked(self.case.mask or SinkTokens(0), lambda m, b, h, i, j, lq, lk: m(b, h, i % self.tile, j, lq, lk))
+        return np.asarray(dataclasses.replace(self.case.visibility, mask=mask).tile())

@@ -1,0 +1,225 @@
+"""Hypotheses of too few bits in the forward: what is rounded, or cut, and the contract does not say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...case import Case
+from ...dtypes import FORMATS, round_to
+from ..hypothesis import always, kind
+from ..model import LOG2E, Array, Model, safe
+from .online import State, Tiled
+
+__all__: list[str] = []
+
+SIXTEEN = ("float16", "bfloat16")
+TO = ("bfloat16", "float16", "the 16 bits of the inputs")
+SIZES = (16, 32, 64, 128)
+
+
+def named(to: str, case: Case) -> str:
+    """The format of a case; "" for none."""
+    if to in FORMATS:
+        return to
+    return case.dtype if case.dtype in SIXTEEN else case.out_dtype if case.out_dtype in SIXTEEN else ""
+
+
+def _applies(case: Case, how: Any) -> bool:
+    return bool(named(how.to, case))
+
+
+def lowered(x: Array, to: str, case: Case) -> Array:
+    """x in the format and back."""
+    name = named(to, case)
+    return round_to(x, name).astype(x.dtype) if name else x
+
+
+def cut(x: Array, name: str) -> Array:
+    """x rounded towards zero to a format."""
+    near = round_to(x, name).astype(np.float64)
+    lower = np.nextafter(near.astype(FORMATS[name].dtype), FORMATS[name].dtype.type(0)).astype(np.float64)
+    return np.where(np.abs(near) > np.abs(x.astype(np.float64)), lower, near).astype(x.dtype)
+
+
+@kind(_applies, rounding=True, what={"scaled scores are": 1, "q·k is": 0, "q·k, and the scaled scores, are": 2}, to=TO)
+class scores_rounded(Model):
+    """{what} rounded to {to}."""
+
+    what, to = 1, ""
+
+    def scaled(self, qk: Array) -> Array:
+        qk = qk if self.what == 1 else lowered(qk, self.to, self.given)
+        s = super().scaled(qk)
+        return s if self.what == 0 else lowered(s, self.to, self.given)
+
+
+@kind(_applies, rounding=True, to=TO)
+class logits_rounded(Model):
+    """The logits, with softcap and bias, are rounded to {to}."""
+
+    to = ""
+
+    def logits(self, s: Array) -> Array:
+        return lowered(super().logits(s), self.to, self.given)
+
+
+@kind(_applies, rounding=True, times={"": 1.0, " and log2(e)": LOG2E}, to=TO)
+class scaled_q_rounded(Model):
+    """q times scale{times} is rounded to {to}."""
+
+    times, to = 1.0, ""
+
+    def scaled(self, qk: Array) -> Array:
+        q = lowered(self.q * self.dtype(self.factor() * self.times), self.to, self.given)
+        return np.asarray(q @ self.k.swapaxes(-1, -2) / self.dtype(self.times))
+
+
+@kind(_applies, rounding=True, of={"q": "q", "k": "k", "v": "v", "q and k": "qk", "q, k and v": "qkv"},
+    to=(*TO, "float8_e4m3fn", "float8_e5m2"))
+class input_rounded(Model):
+    """{of} rounded to {to}."""
+
+    of: Any = "q"
+    to = ""
+
+    def arrays(self) -> dict[str, Array]:
+        x = super().arrays()
+        return x | {n: lowered(x[n], self.to, self.given) for n in self.of}
+
+
+@kind(lambda case: case.dtype == "float32", rounding=True, of={"q and k": "qk", "v": "v", "q, k and v": "qkv"})
+class products_in_tf32(Model):
+    """{of} are cut to the ten bits of TF32 before they are multiplied."""
+
+    of: Any = "qk"
+
+    def arrays(self) -> dict[str, Array]:
+        x = super().arrays()
+        for n in self.of:
+            bits = np.ascontiguousarray(x[n], np.float32).view(np.uint32)
+            near = ((bits + 0xFFF + (bits >> 13 & 1)) & np.uint32(0xFFFFE000)).view(np.float32)
+            x[n] = np.where(np.isfinite(x[n]), near, x[n]).astype(np.float64)
+        return x
+
+
+@kind(lambda case, how: case.bias is not None and _applies(case, how), rounding=True, to=TO)
+class bias_rounded(Model):
+    """The bias is rounded to {to}."""
+
+    to = ""
+
+    def bias(self, bias: Array) -> Array:
+        return lowered(bias, self.to, self.given)
+
+
+@kind(_applies, rounding=True, what={"rounded": 0, "cut": 1}, to=(*TO, "float8_e4m3fn", "float8_e5m2"))
+class weights_rounded(Model):
+    """Weights are {what} to {to} before they meet the values."""
+
+    what, to = 0, ""
+
+    def weighed(self, p: Array, keys: slice = slice(None)) -> Array:
+        name = named(self.to, self.given)
+        self.contract, honest = None, self.contract
+        found = super().weighed(cut(p, name) if self.what else lowered(p, self.to, self.given), keys)
+        self.contract = honest
+        return found
+
+
+@kind(_applies, rounding=True, to=TO)
+class weights_rounded_and_summed(Model):
+    """Weights are rounded to {to} before they are summed too."""
+
+    to = ""
+
+    def attend(self, t: Array) -> State:
+        m = t.max(-1, initial=-np.inf)
+        p = lowered(np.exp(t - safe(m)[..., None]), self.to, self.given)
+        return m, p.sum(-1), self.weighed(p)
+
+
+@kind(_applies, rounding=True, to=TO)
+class weights_normalised_and_rounded(Model):
+    """Weights are divided by their sum, and then rounded to {to}."""
+
+    to = ""
+
+    def attend(self, t: Array) -> State:
+        m = t.max(-1, initial=-np.inf)
+        p = np.exp(t - safe(m)[..., None])
+        top, total, _ = self.join(m, p.sum(-1), np.zeros((*m.shape, 0)))
+        full = total * np.exp(safe(top) - safe(m))
+        w = lowered(p / np.where(full == 0, 1, full)[..., None], self.to, self.given)
+        self.contract, honest = None, self.contract
+        o = self.weighed(w)
+        self.contract = honest
+        return m, p.sum(-1), o * full[..., None]
+
+
+STATE = {"the running output is": (2,), "the row sum is": (1,), "the maximum is": (0,),
+         "the running output and the row sum are": (1, 2), "all of the state is": (0, 1, 2)}  # fmt: skip
+
+
+@kind(
+    _applies, rounding=True, tile=SIZES, what=STATE,
+    how={"rounded": lambda x, to: round_to(x, to), "cut": cut}, to=TO,
+)  # fmt: skip
+class state_rounded(Tiled):
+    """From tile to tile of {tile} keys {what} {how} to {to}."""
+
+    tile, what, to = 64, (2,), ""
+    how: Callable[[Array, str], Array]
+
+    def next(self, state: State, m: Array, shrink: Array, total: Array, product: Array) -> State:
+        found = super().next(state, m, shrink, total, product)
+        name = named(self.to, self.given)
+        m, z, o = (self.how(x, name).astype(x.dtype) if i in self.what else x for i, x in enumerate(found))
+        return m, z, o
+
+
+@kind(_applies, rounding=True, tile=SIZES, to=TO)
+class products_rounded(Tiled):
+    """The product of weights and values of each tile of {tile} keys is rounded to {to}."""
+
+    tile, to = 64, ""
+
+    def next(self, state: State, m: Array, shrink: Array, total: Array, product: Array) -> State:
+        return super().next(state, m, shrink, total, lowered(product, self.to, self.given))
+
+
+@kind(lambda case, how: _applies(case, how) and case.Lk > how.tile, rounding=True, tile=SIZES, to=TO)
+class partial_outputs_rounded(Model):
+    """The output of each split of {tile} keys is divided by its sum and rounded to {to} before the merge."""
+
+    tile, to = 64, ""
+
+    def attend(self, t: Array) -> State:
+        m = t.max(-1, initial=-np.inf)
+        total, product = np.zeros_like(m), np.zeros((*m.shape, self.v.shape[3]), m.dtype)
+        for i in range(0, self.case.Lk, self.tile):
+            keys = slice(i, i + self.tile)
+            p = np.exp(t[..., keys] - safe(m)[..., None])
+            z = p.sum(-1)
+            total = total + z
+            product += lowered(self.divided(self.weighed(p, keys), z[..., None]), self.to, self.given) * z[..., None]
+        return m, total, product
+
+
+@kind(
+    always, rounding=True, what={"lse is": "lse", "the output is": "out", "the gradients are": "d",
+    "all results are": ""},
+    how={"rounded": lambda x, to: round_to(x, to), "cut": cut}, to=(*TO, "float32"),
+)  # fmt: skip
+class result_rounded(Model):
+    """{what} {how} to {to} on its way."""
+
+    what, to = "lse", ""
+    how: Callable[[Array, str], Array]
+
+    def told(self, y: dict[str, Array]) -> dict[str, Array]:
+        name = named(self.to, self.given)
+        ours = [n for n in y if n == self.what or (self.what == "d" and n[0] == "d") or (not self.what and n != "lse")]
+        return y | {n: self.how(np.asarray(y[n], np.float64), name).astype(np.float64) for n in ours} if name else y

@@ -1,0 +1,241 @@
+"""Hypotheses on packed sequences, pages, codes and caches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...case import Cache, Case, Packed, Paged
+from ...dtypes import round_to
+from ...memory import take
+from ..hypothesis import kind
+from ..model import Array, Model
+
+__all__: list[str] = []
+
+def _packed(case: Case) -> bool:
+    return isinstance(case.storage, Packed)
+
+
+Starts = Callable[[Array, Array], Array]
+STARTS: dict[str, Starts] = {
+    "by the cu_seqlens of the other, queries or keys": lambda own, other: other,
+    "one token too early": lambda own, other: np.maximum(own - 1, 0),
+    "one token too late": lambda own, other: own + 1,
+    "where the first entry starts": lambda own, other: 0 * own,
+    "where the next entry starts": lambda own, other: np.append(own[1:], own[-1]),
+}
+
+
+@kind(_packed, of={"keys": "k", "queries": "q", "keys alone": "K", "values alone": "V"}, how=STARTS)
+class packed_start(Model):
+    """The {of} of a packed sequence are looked for {how}."""
+
+    of: Any = "k"
+    how: Starts
+
+    def arrays(self) -> dict[str, Array]:
+        handed, case = self.inputs.handed(), self.given
+        x = super().arrays()
+        names = {"k": "kv", "q": "q", "K": "k", "V": "v"}[self.of]
+        own, other = handed["cu_seqlens_k"], handed["cu_seqlens_q"]
+        if self.of == "q":
+            own, other = other, own
+        at = self.how(own, other)[:-1]
+        lens = case.lengths[0 if self.of == "q" else 1]
+        for n in names:
+            wide = np.zeros_like(x[n])
+            for b, length in enumerate(lens):
+                part = handed[n][at[b] : at[b] + length]
+                wide[b, :, : len(part)] = np.asarray(part, np.float64).swapaxes(0, 1)
+            x[n] = wide
+        return x
+
+
+@kind(
+    _packed, of={"keys": "k", "queries": "q", "keys and queries": "kq"},
+    how={"one more": 1, "one fewer": -1},
+)  # fmt: skip
+class packed_length(Model):
+    """A packed sequence has {how} {of} than cu_seqlens says."""
+
+    of: Any = "k"
+    how = 1
+
+    def read(self, case: Case) -> Case:
+        q, k = (
+            tuple(min(max(n + self.how, 0), most) for n in lens) if name in self.of else lens
+            for name, lens, most in (("q", case.lengths[0], case.Lq), ("k", case.lengths[1], case.Lk))
+        )
+        return dataclasses.replace(case, q_lens=q, k_lens=k)
+
+
+def _paged(case: Case) -> bool:
+    return isinstance(case.storage, Paged)
+
+
+Page = Callable[[Array, Array, int], tuple[Array, Array]]
+"""(table, token, page size) -> (page, slot) of each entry and token"""
+
+
+def _in(table: Array, at: Array) -> Array:
+    """Entries of each row of a table; what is not there is the last, -1 page 0."""
+    return np.maximum(table[:, np.clip(at, 0, table.shape[1] - 1)], 0)
+
+
+def _flat(table: Array, j: Array, size: int) -> tuple[Array, Array]:
+    at = np.arange(len(table))[:, None] * table.shape[1] + j // size
+    return at, j % size + 0 * at
+
+
+PAGES: dict[str, Page] = {
+    "in their order in memory, without the table": lambda t, j, n: (np.repeat((j // n)[None], len(t), 0), j % n),
+    "in their order in memory, entry after entry, without the table": _flat,
+    "by the table of the first entry": lambda t, j, n: (_in(np.repeat(t[:1], len(t), 0), j // n), j % n),
+    "by the table of the next entry": lambda t, j, n: (_in(np.roll(t, -1, 0), j // n), j % n),
+    "by the next column of the table": lambda t, j, n: (_in(t, j // n + 1), j % n),
+    "by the column of the table before": lambda t, j, n: (_in(t, np.maximum(j // n - 1, 0)), j % n),
+    "by the first column of the table": lambda t, j, n: (_in(t, 0 * j), j % n),
+    "one slot too far": lambda t, j, n: (_in(t, (j + 1) // n), (j + 1) % n),
+    "with one slot too far within the page": lambda t, j, n: (_in(t, j // n), (j + 1) % n),
+    "with one slot too early": lambda t, j, n: (_in(t, np.maximum(j - 1, 0) // n), np.maximum(j - 1, 0) % n),
+    "with the slots in reverse": lambda t, j, n: (_in(t, j // n), n - 1 - j % n),
+    "with the first slot of each page for all": lambda t, j, n: (_in(t, j // n), 0 * j),
+    "one page too far": lambda t, j, n: (_in(t, j // n) + 1, j % n),
+    "by the table transposed": lambda t, j, n: (
+        _in(np.ascontiguousarray(t.T).reshape(t.shape), j // n), j % n),
+} | {
+    f"as if they held {m} tokens": (lambda t, j, n, m=m: (_in(t, j // m), j % m % n)) for m in (8, 16, 32, 64, 128)
+} | {
+    f"as if they held {m} tokens one after the other": (
+        lambda t, j, n, m=m: ((_in(t, j // m) * m + j % m) // n, (_in(t, j // m) * m + j % m) % n))
+    for m in (8, 16, 32, 64, 128)
+}  # fmt: skip
+
+
+@kind(_paged, of={"": "kv", " of keys": "k", " of values": "v"}, how=PAGES)
+class pages(Model):
+    """Pages{of} are read {how}."""
+
+    of: Any = "kv"
+    how: Page
+
+    def arrays(self) -> dict[str, Array]:
+        handed, case = self.inputs.handed(), self.given
+        if not isinstance(case.storage, Paged) or not len(handed["k"]) or not handed["block_table"].size:
+            return super().arrays()
+        j = np.arange(case.Lk)
+        page, slot = self.how(handed["block_table"].astype(np.int64), j, case.storage.page_size)
+        page = np.clip(page, 0, len(handed["k"]) - 1)
+        there = np.arange(case.Lk) < np.array(case.lengths[1])[:, None]
+        x = take(case, handed)
+        for n in self.of:
+            read = handed[n][page, slot].swapaxes(1, 2)
+            x[n] = np.where(there[:, None, :, None], read, np.zeros((), read.dtype))
+        return self.made(x)
+
+
+@kind(lambda case: _paged(case), how={"whole pages, rounded up": 1, "whole pages, rounded down": 0})
+class paged_length(Model):
+    """The length of the keys is counted in {how}."""
+
+    how = 1
+
+    def read(self, case: Case) -> Case:
+        size = case.storage.page_size if isinstance(case.storage, Paged) else 1
+        lens = tuple(min(-(-n // size) * size if self.how else n // size * size, case.Lk) for n in case.lengths[1])
+        return dataclasses.replace(case, k_lens=lens)
+
+    def arrays(self) -> dict[str, Array]:
+        case, handed = self.given, self.inputs.handed()
+        if not isinstance(case.storage, Paged) or not self.how or case.quant is not None:
+            return super().arrays()
+        x = super().arrays()
+        table, j = handed["block_table"].astype(np.int64), np.arange(case.Lk)
+        if table.size:
+            for n in "kv":
+                x[n] = np.asarray(handed[n][_in(table, j // case.storage.page_size), j % case.storage.page_size],
+                                  np.float64).swapaxes(1, 2)  # fmt: skip
+        return x
+
+
+def _coded(case: Case) -> bool:
+    return case.quant is not None
+
+
+@kind(
+    _coded, of={"q": "q", "k": "k", "v": "v", "k and v": "kv", "all": "qkv"},
+    how={
+        "1": lambda s, k: np.ones_like(s), "its inverse": lambda s, k: np.where(s == 0, 0, 1 / np.where(s == 0, 1, s)),
+        "squared": lambda s, k: s * s, "that of head 0": lambda s, k: np.broadcast_to(s[:, :1], s.shape),
+        "that of entry 0": lambda s, k: np.broadcast_to(s[:1], s.shape),
+        "that of the next head": lambda s, k: np.roll(s, -1, 1),
+        "that of the next block": lambda s, k: np.roll(s, -1, 3 if k in ("q8_0", "q4_0") else 2),
+        "that of the block before": lambda s, k: np.roll(s, 1, 3 if k in ("q8_0", "q4_0") else 2),
+        "that of the first block": lambda s,
+        k: np.broadcast_to(np.take(s, [0], 3 if k in ("q8_0", "q4_0") else 2), s.shape),
+        "rounded to bfloat16": lambda s, k: _bf16(s), "rounded to float16": lambda s,
+        k: s.astype(np.float16).astype(s.dtype),
+        "that of the keys and values exchanged": None,
+    },
+)  # fmt: skip
+class code_scale(Model):
+    """The scale of the codes of {of} is {how}."""
+
+    of: Any = "k"
+    how: Callable[[Array, str], Array] | None
+
+    def arrays(self) -> dict[str, Array]:
+        x = take(self.given, self.inputs.handed())
+        kind_of = "" if self.given.quant is None else self.given.quant.kind
+        if self.how is None:
+            if x["k_scale"].shape == x["v_scale"].shape:
+                x["k_scale"], x["v_scale"] = x["v_scale"], x["k_scale"]
+            return self.made(x)
+        for n in (f"{n}_scale" for n in self.of):
+            if n in x:
+                x[n] = np.ascontiguousarray(self.how(x[n], kind_of)).astype(x[n].dtype)
+        return self.made(x)
+
+
+def _bf16(x: Array) -> Array:
+    return round_to(x, "bfloat16").astype(x.dtype)
+
+
+def _cached(case: Case) -> bool:
+    return isinstance(case.storage, Cache)
+
+
+@kind(_cached, of={"keys and values": "kv", "keys": "k", "values": "v"}, how={"new": 1, "of the cache": 0})
+class cache_part_is_zero(Model):
+    """The {of} {how} are taken for 0."""
+
+    of: Any = "kv"
+    how = 1
+
+    def arrays(self) -> dict[str, Array]:
+        x = super().arrays()
+        new = np.arange(self.given.Lk) >= (np.array(self.given.lengths[1]) - self.given.Lq)[:, None]
+        gone = (new if self.how else ~new)[:, None, :, None]
+        return x | {n: np.where(gone, 0, x[n]) for n in self.of}
+
+
+@kind(
+    lambda case: _packed(case) and case.B > 1, "out lse dq", tile=(4, 8, 16, 32, 64, 128),
+    of={"out": ("out",), "out and lse": ("out", "lse"), "dq": ("dq",)}, to={"0": 0.0, "NaN": np.nan},
+)  # fmt: skip
+class packed_spill(Model):
+    """The last tile of {tile} queries of a packed sequence is written whole: {of} of the next begins with {to}."""
+
+    tile, to = 64, 0.0
+    of: tuple[str, ...] = ("out",)
+
+    def told(self, y: dict[str, Array]) -> dict[str, Array]:
+        case = self.given
+        gap = case.storage.gap if isinstance(case.storage, Packed) else 0
+        spilt = np.array([0, *(-n % self.tile for n in case.lengths[0][:-1])])
+        over = (np.arange(case.Lq) < spilt[:, None] - gap)[:, None]
+        return y | {n: np.where(over if n == "lse" else over[..., None], self.to, y[n]) for n in self.of if n in y}

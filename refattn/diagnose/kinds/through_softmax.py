@@ -1,0 +1,150 @@
+"""Hypotheses on the way back through softmax and softcap: delta, dlse, ds, dv."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..hypothesis import kind
+from ..model import LN2, Array, Model
+from .gradients import SCORED
+
+__all__: list[str] = []
+
+Delta = Callable[[Any, Array], Array]
+DELTAS: dict[str, Delta] = {
+    "missing": lambda x, d: 0 * d,
+    "added": lambda x, d: -d,
+    "that of the next row": lambda x, d: np.roll(d, -1, 2),
+    "that of the row before": lambda x, d: np.roll(d, 1, 2),
+    "that of the first row": lambda x, d: np.repeat(d[:, :, :1], d.shape[2], 2),
+    "that of head 0": lambda x, d: np.repeat(d[:, :1], d.shape[1], 1),
+    "that of the next head": lambda x, d: np.roll(d, -1, 1),
+    "that of the head before": lambda x, d: np.roll(d, 1, 1),
+    "that of entry 0": lambda x, d: np.repeat(d[:1], len(d), 0),
+    "that of the key head": lambda x, d: d[:, x.heads()],
+    "twice as large": lambda x, d: 2 * d,
+    "multiplied by the scale": lambda x, d: d * x.factor(),
+    "multiplied by ln 2": lambda x, d: d * LN2,
+    "sum(out²)": lambda x, d: (x.out * x.out).sum(-1),
+    "sum(dout)": lambda x, d: x.x["dout"].sum(-1),
+    "the mean of out · dout": lambda x, d: d / max(x.v.shape[3], 1),
+    "without dropout's 1 / (1 - p)": lambda x, d: d / x.undropped() if x.undropped() else d,
+    "with dropout's 1 / (1 - p) twice": lambda x, d: d * x.undropped(),
+    "of the output before it is divided by the row sum": lambda x, d: d * x.l,
+    "of the output divided by the row sum twice": lambda x, d: d / np.where(x.l == 0, 1, x.l),
+}
+
+
+@kind(lambda case: not case.want.isdisjoint(SCORED.split()), SCORED, how=DELTAS)
+class delta(Model):
+    """delta = out · dout, which softmax subtracts, is {how}."""
+
+    how: Delta
+
+    def delta(self) -> Array:
+        return self.how(self, super().delta())
+
+
+@kind(
+    lambda case: case.backward and "lse" in case.want, SCORED,
+    how={
+        "ignored": lambda g: 0 * g, "subtracted": lambda g: -g, "added twice": lambda g: 2 * g,
+        "multiplied by ln 2": lambda g: g * LN2, "divided by ln 2": lambda g: g / LN2,
+        "that of the next row": lambda g: np.roll(g, -1, 2), "that of the next head": lambda g: np.roll(g, -1, 1),
+        "that of head 0": lambda g: np.repeat(g[:, :1], g.shape[1], 1),
+    },
+)  # fmt: skip
+class dlse(Model):
+    """dlse, the gradient that arrives at lse, is {how}."""
+
+    how: Callable[[Array], Array]
+
+    def arriving(self) -> Array:
+        return self.how(super().arriving())
+
+
+def _kept(x: Any, p: Array) -> Array:
+    """The weights that dropout keeps."""
+    return p if x.keep is None else np.where(x.keep, p, 0)
+
+
+Through = Callable[[Any, Array, Array, Array], Array]
+SOFTMAX: dict[str, Through] = {
+    "p dp - delta: p falls on dp alone": lambda x, p, dp, i: p * dp + i,
+    "dp - delta: p is missing": lambda x, p, dp, i: dp + i,
+    "p² (dp - delta)": lambda x, p, dp, i: p * p * (dp + i),
+    "p (1 - p) dp": lambda x, p, dp, i: p * (1 - p) * dp,
+    "p (1 - p) (dp - delta)": lambda x, p, dp, i: p * (1 - p) * (dp + i),
+    "p dp": lambda x, p, dp, i: p * dp,
+    "p (delta - dp)": lambda x, p, dp, i: -p * (dp + i),
+    "p (dp - delta), p not divided by the row sum": lambda x, p, dp, i: p * x.l[..., None] * (dp + i),
+    "p (dp - delta), p divided by the row sum twice": lambda x, p, dp, i: p / x.l[..., None] * (dp + i),
+    "p (dp - delta), p dropped": lambda x, p, dp, i: _kept(x, p) * (dp + i),
+    "p (dp - delta), p dropped and divided by 1 - p":
+        lambda x, p, dp, i: _kept(x, p) * x.undropped() * (dp + i),
+}
+
+
+@kind(lambda case: not case.want.isdisjoint(SCORED.split()), SCORED, how=SOFTMAX)
+class through_softmax(Model):
+    """ds is {how}."""
+
+    how: Through
+
+    def through_softmax(self, p: Array, dp: Array, incoming: Array) -> Array:
+        return self.how(self, p, dp, incoming[..., None])
+
+
+@kind(
+    lambda case: "dv" in case.want, "dv",
+    how={
+        "without the mask of dropout": lambda x, p, f: p * f,
+        "without dropout": lambda x, p, f: p,
+        "without dropout's 1 / (1 - p)": lambda x, p, f: _kept(x, p),
+        "with dropout's 1 / (1 - p) twice": lambda x, p, f: _kept(x, p) * f * f,
+        "of weights that are not divided by the row sum":
+            lambda x, p, f: _kept(x, p) * f * x.l[..., None],
+        "of weights divided by the row sum twice":
+            lambda x, p, f: _kept(x, p) * f / x.l[..., None],
+        "of scores": lambda x, p, f: np.where(x.seen, x.t, 0),
+        "of weights of the next row": lambda x, p, f: np.roll(_kept(x, p) * f, -1, 2),
+    },
+)  # fmt: skip
+class dv(Model):
+    """dv is {how}."""
+
+    how: Callable[[Any, Array, float], Array]
+
+    def dv_of(self, p: Array, dout: Array) -> Array:
+        w = self.how(self, p, self.undropped())
+        return np.asarray(self.low(w).swapaxes(-1, -2) @ dout)
+
+
+@kind(
+    lambda case: case.softcap is not None and not case.want.isdisjoint(("dq", "dk", "dscale", "dsoftcap")),
+    "dq dk dscale dsoftcap",
+    how={
+        "missing": lambda s, c: np.ones_like(s),
+        "1 - (s / softcap)², without tanh": lambda s, c: 1 - (s / c) ** 2,
+        "1 - tanh(s)²": lambda s, c: 1 - np.tanh(s) ** 2,
+        "1 - tanh": lambda s, c: 1 - np.tanh(s / c),
+        "1 + tanh²": lambda s, c: 1 + np.tanh(s / c) ** 2,
+        "1 - (softcap tanh)²: of the capped score": lambda s, c: 1 - (c * np.tanh(s / c)) ** 2,
+        "1 - tanh² of the capped score": lambda s, c: 1 - np.tanh(np.tanh(s / c)) ** 2,
+        "divided by softcap": lambda s, c: (1 - np.tanh(s / c) ** 2) / c,
+        "multiplied by softcap": lambda s, c: (1 - np.tanh(s / c) ** 2) * c,
+        "squared": lambda s, c: (1 - np.tanh(s / c) ** 2) ** 2,
+        "tanh²": lambda s, c: np.tanh(s / c) ** 2,
+        "of scores in base 2": lambda s, c: 1 - np.tanh(s / LN2 / c) ** 2,
+    },
+)  # fmt: skip
+class softcap_slope(Model):
+    """The backward's slope of softcap, 1 - tanh², is {how}."""
+
+    how: Callable[[Array, float], Array]
+
+    def slope(self, s: Array, softcap: float) -> Array:
+        return self.how(s, softcap)

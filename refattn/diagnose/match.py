@@ -1,0 +1,263 @@
+"""Whether what a hypothesis returns is what was returned, and whether it would have been noticed where all is well."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..case import Case
+from ..dtypes import FORMATS, round_to
+from ..inputs import make
+from ..judge import Verdict
+from ..memory import take_answer
+from ..precision import Precision, preset
+from ..truth import Expected, truth
+from .hypothesis import Hypothesis
+from .model import LOG2E, Inputs, Model
+
+__all__ = ["HALF", "Match", "Trial", "would_be_noticed"]
+
+Array = np.ndarray[Any, Any]
+CLEAR = 4.0
+"""A passed case contradicts a hypothesis whose answer is so many radii off."""
+HALF = 0.5
+"""Of the squared error, or of the failing cases: what names a bug explains at least so much."""
+NEAR = 0.3
+"""A hypothesis that explains less than this share is not evaluated in the promised arithmetic."""
+BITS = 0.9
+"""A loss of bits explains a case with this share: a rounding more or less goes the other way."""
+ALL = 0.999
+FORWARD = frozenset({"out", "lse", "scores", "capped", "biased", "weights"})
+
+
+@dataclass(frozen=True)
+class Match:
+    """How a hypothesis fits: whether it explains the case, and the squared error before and after."""
+
+    explains: bool
+    error: float
+    left: float
+    forward: bool = False
+    """it explains what the forward returns, whatever the gradients"""
+
+    @property
+    def nearly(self) -> bool:
+        """All but a thousandth of the squared error, or within bound."""
+        return self.explains or self.share >= ALL
+
+    @property
+    def share(self) -> float:
+        return 0.0 if not self.error > 0 else max(0.0, 1 - self.left / self.error)
+
+
+NONE = Match(False, 0.0, math.inf)
+
+
+class Trial:
+    """A failure, with what all hypotheses need of it."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        if verdict.evidence is None or verdict.contract is None:
+            raise ValueError(f"{verdict.case.id}: a verdict without evidence cannot be explained")
+        self.verdict, self.case = verdict, verdict.case
+        self.contract: Precision = verdict.contract
+        self.expected: Mapping[str, Expected] = verdict.evidence.expected
+        self.failing = frozenset(o.name for o in verdict.outputs if not o.passed)
+        self.got = {
+            n: np.asarray(take_answer(self.case, n, np.asarray(x)), np.float64)
+            for n, x in verdict.evidence.got.items()
+            if n in self.expected
+        }
+        self.results: dict[Any, Match] = {}
+        self._natural()
+
+    def _natural(self) -> None:
+        """An lse that is declared to be of base 2 is brought to base e, as hypotheses have it."""
+        if "lse" not in self.got:
+            return
+        with np.errstate(all="ignore"):
+            lse, e = Model(self.inputs).solve(frozenset({"lse"}))["lse"], self.expected["lse"]
+            two = np.isclose(e.value, lse * LOG2E, rtol=1e-6, atol=1e-6) | ~np.isfinite(lse) | e.ignored
+            if two.all() and not np.isclose(e.value, lse, rtol=1e-6, atol=1e-6).all():
+                ends = {n: getattr(e, n) / LOG2E for n in ("value", "lo", "hi", "rigorous_lo", "rigorous_hi")}
+                self.expected = {**self.expected, "lse": replace(e, **ends)}
+                self.got["lse"] = self.got["lse"] / LOG2E
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        evidence = self.verdict.evidence
+        if evidence is None:
+            raise ValueError(f"{self.case.id} has no evidence")
+        return Inputs(evidence.problem)
+
+    @cached_property
+    def excused(self) -> bool:
+        """Whether a NaN may have come from a hidden input."""
+        return not all(np.isfinite(self.inputs.arrays[n]).all() for n in "kv")
+
+    def match(self, h: Hypothesis) -> Match:
+        """How it explains this failure."""
+        if h not in self.results:
+            key = None if h.same is None else h.same(self.case)
+            found = self.results.get(key) if key is not None else None
+            with np.errstate(all="ignore"):
+                self.results[h] = self._match(h) if found is None else found
+            if key is not None:
+                self.results[key] = self.results[h]
+        return self.results[h]
+
+    def elsewhere(self, h: Hypothesis) -> Iterator[Hypothesis]:
+        """Those that are wrong in a part of the kernel alone, where that may explain what the whole does not."""
+        if not self.failing & FORWARD:
+            yield from (part for part in h.elsewhere if part.part == "backward")
+        elif self.match(h).forward:
+            yield from (part for part in h.elsewhere if part.part != "backward")
+
+    def _match(self, h: Hypothesis) -> Match:
+        names = frozenset(self.got)
+        forward = names & FORWARD
+        if not self.failing <= h.shows or not h.separates(self.case):
+            return NONE
+        if forward and not self.failing & FORWARD and h.shows & FORWARD and h.part != "backward":
+            return NONE  # what the forward gives is right
+        first = forward if self.failing & FORWARD else names
+        arithmetic = self.contract if h.rounding else None
+        try:
+            exact = h.solve(self.inputs, arithmetic, first)
+            if self._hopeless(exact):
+                return NONE
+            found = self._fit(h, exact, exact, first)
+            if not found.explains and found.share < NEAR:
+                return found
+            promised = exact if h.rounding else h.solve(self.inputs, self.contract, first)
+            found = self._fit(h, exact, promised, first)
+            if not found.explains or first == names:
+                return found
+            exact = h.solve(self.inputs, arithmetic, names)
+            promised = exact if h.rounding else h.solve(self.inputs, self.contract, names)
+            return replace(self._fit(h, exact, promised, names), forward=True)
+        except Exception:  # it needs other inputs than these, as the angles of a rotation, which a dump has not
+            return NONE
+
+    @cached_property
+    def _worst(self) -> dict[str, tuple[Array, Array, Array]]:
+        """Of each failing output the places of its worst elements, what was returned there, and how far off it is."""
+        found = {}
+        for name in self.failing:
+            e, got = self.expected[name], self.got[name]
+            with np.errstate(all="ignore"):
+                wrong = np.abs(got - e.value)
+                units = np.where(np.isnan(wrong), np.inf, wrong / (e.hi - e.lo))
+            units = np.where(e.ignored | e.nonfinite | (self.excused & np.isnan(got)), -1, units).ravel()
+            at = np.argsort(units)[-32:]
+            at = at[units[at] > 0]
+            found[name] = at, got.ravel()[at], _capped(wrong.ravel()[at])
+        return found
+
+    def _hopeless(self, exact: Mapping[str, Array]) -> bool:
+        """Whether an answer brings hardly any of the worst elements nearer."""
+        for name, (at, got, wrong) in self._worst.items():
+            if name not in exact or not at.size:
+                continue
+            answer = exact[name].ravel()[at] if exact[name].shape == self.got[name].shape else got * np.nan
+            with np.errstate(all="ignore"):
+                off = np.where((answer == got) | (np.isnan(answer) & np.isnan(got)), 0, _capped(np.abs(answer - got)))
+                if (off > 0.97 * wrong).mean() > 0.8:
+                    return True
+        return False
+
+    def _fit(
+        self, h: Hypothesis, exact: Mapping[str, Array], promised: Mapping[str, Array], names: Iterable[str]
+    ) -> Match:  # fmt: skip
+        within, error, left = True, 0.0, 0.0
+        for name in names:
+            expected, got = self.expected[name], self.got[name]
+            if name not in exact or got.shape != expected.value.shape:
+                if name in self.failing:
+                    return NONE
+                continue
+            answer = exact[name] if not h.rounding else round_to(exact[name], expected.dtype).astype(np.float64)
+            one = self._fit_one(got, expected, answer, promised[name])
+            if h.rounding and name not in self.failing:  # what is right is as right as it was, up to roundings
+                if one.left > 4 * max(one.error, 1.0):
+                    return NONE
+                continue
+            within, error, left = within and one.explains, error + one.error, left + one.left
+        found = Match(within, error, left)
+        if h.rounding:
+            return Match(found.share >= BITS, error, left)
+        return found if found.share >= HALF else Match(False, error, left)  # here it changes little, or nothing
+
+    def _fit_one(self, got: Array, expected: Expected, exact: Array, promised: Array) -> Match:
+        """One output: each element in units of its radius."""
+        with np.errstate(all="ignore"):
+            radius = np.maximum(expected.hi - expected.value, expected.value - expected.lo)
+            radius = _grown(exact, expected.value) * radius
+            radius = np.maximum(_largest_of_row(radius), 4 * _largest_of_row(np.abs(promised - exact)))
+            radius = np.maximum(radius, _roundings(self.contract) * _largest_of_row(np.abs(exact)))
+            radius = np.maximum(radius, _step(exact, expected.dtype))
+            off, wrong = np.abs(got - exact), np.abs(got - expected.value)
+            same = (got == exact) | (np.isnan(got) & np.isnan(exact))
+            off = np.where(same, 0.0, np.where(np.isnan(off), np.inf, off))
+            judged = ~expected.ignored & ~expected.nonfinite & ~(self.excused & np.isnan(got))
+            within = bool((off <= radius)[judged].all())
+            units = [np.minimum(np.where(np.isnan(x), np.inf, x) / radius, 1e6)[judged] for x in (wrong, off)]
+        error, left = (float((u * u).sum()) for u in units)
+        return Match(within, error, left)
+
+
+def would_be_noticed(h: Hypothesis, case: Case) -> bool:
+    """Whether a kernel like this is far outside of the bound, in a case that passed."""
+    inputs, expected = _passed(case)
+    try:
+        with np.errstate(all="ignore"):
+            exact = h.solve(inputs, preset(case.dtype, case.out_dtype) if h.rounding else None, frozenset(expected))
+    except Exception:  # as in Trial.match
+        return False
+    for name in (n for n in expected if n in exact):
+        e = expected[name]
+        with np.errstate(all="ignore"):
+            radius = np.maximum(e.hi - e.value, e.value - e.lo)
+            same = (exact[name] == e.value) | (np.abs(exact[name] - e.value) <= CLEAR * radius)
+        if not (same | e.ignored | e.nonfinite).all():
+            return True
+    return False
+
+
+@lru_cache(maxsize=64)
+def _passed(case: Case) -> tuple[Inputs, dict[str, Expected]]:
+    problem = make(case)
+    return Inputs(problem), truth(problem, preset(case.dtype, case.out_dtype))
+
+
+def _largest_of_row(x: Array) -> Array:
+    """The largest finite number of each row: a bug moves errors from one column to another."""
+    x = np.where(np.isfinite(x), x, 0.0)
+    return np.broadcast_to(x.max(-1, keepdims=True, initial=0.0), x.shape) if x.ndim else x
+
+
+def _capped(x: Array) -> Array:
+    return np.where(np.isnan(x), 1e300, np.minimum(x, 1e300))
+
+
+def _grown(x: Array, value: Array) -> float:
+    """How much larger than the truth an answer is, as its honest error may be; not less than 1."""
+    sizes = [float(np.abs(np.where(np.isfinite(a), a, 0)).max(initial=0)) for a in (x, value)]
+    return min(max(sizes[0] / sizes[1], 1.0), 100.0) if sizes[1] > 0 else 1.0
+
+
+def _roundings(contract: Precision) -> float:
+    """A few roundings of the accumulators, one of the weights: the least relative error that is granted a row."""
+    weights = 0.0 if contract.weights is None else FORMATS[contract.weights].u
+    return 16 * FORMATS[contract.accumulate].u + weights
+
+
+def _step(x: Array, dtype: str) -> Array:
+    """No less than the distance of neighbouring numbers of the format, at x."""
+    f = FORMATS[dtype]
+    return 2 * f.u * np.where(np.isfinite(x), np.abs(x), 0.0) + f.eta

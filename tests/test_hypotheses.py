@@ -1,0 +1,78 @@
+"""The hypotheses of the diagnosis: an honest model, and rows each of which is a bug that some case would notice."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from refattn.case import Case
+from refattn.cases import CASES
+from refattn.diagnose.dense import Inputs
+from refattn.diagnose.hypothesis import KINDS, Hypothesis, hypotheses
+from refattn.diagnose.match import would_be_noticed
+from refattn.diagnose.model import Model
+from refattn.dtypes import round_to
+from refattn.inputs import make
+from refattn.precision import preset
+from refattn.truth import Expected, truth
+
+KNOWN = frozenset("out lse dq dk dv dbias dsinks dscale dsoftcap scores capped biased weights".split())
+SMALL = [c for c in CASES if c.want <= KNOWN and c.B * c.H * c.Lq * c.Lk < 2**13 and c.Lq * c.D < 2**12]
+ROWS = [h for kind in (hypotheses() and KINDS) for h in (kind, *kind.elsewhere)]
+
+
+@cache
+def solved(case: Case) -> tuple[Inputs, dict[str, Expected]]:
+    problem = make(case)
+    return Inputs(problem), truth(problem, preset(case.dtype, case.out_dtype))
+
+
+@pytest.mark.parametrize("case", SMALL[::16], ids=lambda case: case.id)
+def test_the_model_is_attention(case: Case) -> None:
+    inputs, expected = solved(case)
+    found = Model(inputs).solve(case.want)
+    assert set(found) == set(expected)
+    for name, e in expected.items():
+        x = round_to(found[name], e.dtype).astype(np.float64)
+        inside = (e.lo <= x) & (x <= e.hi)
+        assert (inside | e.ignored | e.nonfinite).all(), name
+
+
+def test_an_honest_model_is_not_noticed() -> None:
+    row = Hypothesis("honest", "Nothing.", lambda case: True, KNOWN, lambda x, c, want: Model(x, c).solve(want))
+    assert not any(would_be_noticed(row, case) for case in SMALL[::40])
+
+
+def test_rows() -> None:
+    names = [h.name for h in hypotheses()]
+    assert len(names) == len(set(names)) > 3000
+    for h in ROWS:
+        assert "{" not in h.what and h.what[0] == h.what[0].strip() and len(h.what) < 200, h.what
+
+
+def families() -> dict[str, Hypothesis]:
+    """The first row of each class; roundings may stay within four radii, and be named where they do not."""
+    return {h.name.split("[")[0]: h for h in reversed(KINDS) if not h.rounding}
+
+
+@pytest.mark.parametrize("family", families())
+def test_some_case_notices(family: str) -> None:
+    """One that no case notices can never be named, and only costs time."""
+    rows = [h for h in KINDS if h.name.split("[")[0] == family]
+    telling = ((h, c) for h in rows for c in SMALL if h.separates(c))
+    assert any(would_be_noticed(h, c) for h, c in (pair for _, pair in zip(range(80), telling, strict=False)))
+
+
+def test_what_is_wrong_in_a_part_alone() -> None:
+    """The forward alone: gradients are those of a right backward; the backward alone: out and lse are right."""
+    want = frozenset({"out", "lse", "dq", "dk", "dv"})
+    case = Case("both", "forward and backward", H=2, Lq=5, Lk=9, dtype="float64", want=want)
+    inputs, expected = solved(case)
+    scale = next(h for h in KINDS if h.name == "scale[1: it is not applied]")
+    forward, backward = (next(p for p in scale.elsewhere if p.part == part) for part in ("forward", "backward"))
+    assert would_be_noticed(forward, case) and would_be_noticed(backward, case)
+    y = backward.solve(inputs, None, case.want)
+    np.testing.assert_allclose(y["out"], expected["out"].value, rtol=1e-12)
+    assert not np.allclose(y["dq"], expected["dq"].value)
