@@ -114,5 +114,5 @@ def _drawn(drawing: Array, b: Array, h: Array, i: Array, j: Array) -> Array:
     inside = np.less(i, rows) & np.less(j, columns)
     if rows == 0 or columns == 0:
         return np.asarray(inside)
-    b, h = (b if B > 1 else np.zeros_like(b)), (h if H > 1 else np.zeros_like(h))
+    b, h = (b if B > 1 else np.intp(0)), (h if H > 1 else np.intp(0))
     return np.asarray(inside & drawing[b, h, np.minimum(i, rows - 1), np.minimum(j, columns - 1)])

@@ -45,7 +45,7 @@ class Nonfinite:
         self.scores = reads
         row = np.asarray(pair.any(-1))
         if "sinks" in bad:
-            row = row | bad["sinks"][:, None]
+            row = row | (bad["sinks"] & ~np.isneginf(x["sinks"]))[:, None]
         self.lse = row
         reached_v = (see_v.astype(np.float64) @ v) > 0
         self.out = row[..., None] | reached_v

@@ -198,7 +198,7 @@ class Gathered(Mask):
         inside = np.less(i, rows)
         if rows == 0:
             return np.logical_and(inside, np.less(j, 0))
-        b, h = (b if B > 1 else np.zeros_like(b)), (h if H > 1 else np.zeros_like(h))
+        b, h = (b if B > 1 else np.intp(0)), (h if H > 1 else np.intp(0))
         return np.logical_and(inside, _any_equal(table[b, h, np.minimum(i, rows - 1)], j))
 
     def __repr__(self) -> str:

@@ -84,6 +84,7 @@ class Kernel(Streaming):
 LOW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 HALF = ("float16", "bfloat16")
 FLOATS = ("float32", *LOW)
+TRUNCATED = (("accumulate_rounding", "truncate"),)
 EAGER = (("scores", "dtype"), ("weights_normalised", True))
 
 VARIATIONS: tuple[Variation, ...] = (
@@ -129,7 +130,10 @@ VARIATIONS: tuple[Variation, ...] = (
     Variation("k_steps_8", "products by blocks of 8, blocks one after the other", sums.Blocks),
     Variation("truncated_16", "16 products exactly, then truncated to float32, as in tensor cores", sums.Truncated,
               dtypes=LOW),
-    Variation("truncated_8", "8 products exactly, then truncated", sums.TruncatedEight, dtypes=LOW),
+    Variation("truncated_8", "8 products exactly, then truncated", sums.TruncatedEight, dtypes=LOW,
+              changes=TRUNCATED),
+    Variation("truncated_1", "each product added, then truncated", sums.TruncatedEach, dtypes=LOW,
+              changes=TRUNCATED),
     Variation("accumulate_f64", "accumulators of float64 under a contract of float32", rules.Double, dtypes=FLOATS),
     Variation("compensated", "row sums and products in float64, all else in float32", sums.Compensated,
               dtypes=FLOATS),
@@ -165,7 +169,7 @@ def judged(variation: Variation, problem: Problem, expected: dict[str, Expected]
     """The verdict of the suite's judge on the variation's answer, under the contract it declares."""
     case = problem.case
     kernel = Kernel(rules=variation.rules, schedule=variation.schedule, variation=variation)
-    with sums.sums_of(variation.rules, kernel.precision(case), variation.schedule), np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):
         answer = kernel(case, problem.fresh())
     contract = kernel.precision(case)
     return judge(problem, answer, contract, Conventions(), outputs=case.want, expected=expected)

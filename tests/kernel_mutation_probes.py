@@ -43,6 +43,7 @@ CONTRACTS: dict[str, dict[str, Any]] = {
     "flushed": {"flush_subnormal": True},
     "f8-weights": {"weights": "float8_e4m3fn"},
     "normalised": {"weights_normalised": True},
+    "truncating": {"accumulate_rounding": "truncate"},
 }
 """besides those of `refattn.honest.CONTRACTS`, in whose names a - stands for the space"""
 
@@ -167,6 +168,12 @@ PROBES: tuple[Probe, ...] = tuple(
     first-x-dlse-bf16
     chunks-x-packed-f32
     mod-sinks-grad-f32
+    bias-queries-f32 truncating
+    grad-bias-padding-bf16 truncating reverse
+    offset-bf16 preset usual
+    k-lens-0-sinks-minus-inf-f32
+    value-of-all-f32
+    rotary-no-keys-f32
     """.strip().splitlines()
 )
 

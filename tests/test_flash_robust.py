@@ -17,6 +17,7 @@ from flash_calls import DTYPES, bits, problem, solve
 
 from refattn import oracle
 from refattn.case import BiasSpec, Case
+from refattn.flash.geometry import strip_rows
 from refattn.flash.implementation import attention
 from refattn.inputs import Problem, make
 from refattn.judge import Verdict, judge
@@ -151,6 +152,22 @@ def test_what_is_repeated_along_a_dimension(dtype: str) -> None:
         y = {n: np.broadcast_to(a.take([0], axis), a.shape) if a.ndim == 4 else a for n, a in x.items()}
         assert all(a.strides[axis] == 0 for a in y.values() if a.ndim == 4)
         assert bits(y) == bits({name: a.copy() for name, a in y.items()})
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_the_bits_do_not_depend_on_how_a_mask_is_described(dtype: str) -> None:
+    """~~mask is not known to be intervals: it goes by strips of bits."""
+    for Lq, seed in product(FEW_AND_MANY, range(2)):
+        x = problem(dtype, seed, Lq=Lq, Lk=600)
+        mask = Window(150, 9, "bottom_right") if seed == 0 else Causal("top_left")
+        dense = mask.dense(*x["q"].shape[:3], 600)
+        assert bits(x | {"mask": mask}) == bits(x | {"mask": ~~mask}) == bits(x | {"mask": dense})
+
+
+def test_the_bits_are_the_same_in_several_strips() -> None:
+    x = problem("float32", 0, 1, 2, Lq=130, Lk=300_000, D=3)
+    assert strip_rows(300_000) == 64
+    assert bits(x) == bits(x | {"mask": ~~x["mask"]})
 
 
 def test_answers_are_arrays_of_their_own() -> None:

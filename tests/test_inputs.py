@@ -276,6 +276,15 @@ def test_poisoned_pairs_reach_some_rows_only(want: set[str]) -> None:
     assert all(0 < bad.mean() < 0.9 for bad in spoilt)
 
 
+def test_where_nothing_is_hidden_one_value_of_a_head_is_infinite() -> None:
+    case = replace(PLAIN, family="poisoned_pairs", mask=None, want={"out"})
+    x = make(case).logical
+    found = np.argwhere(~np.isfinite(x["v"].astype(np.float64)))
+    assert np.isfinite(x["q"]).all() and np.isfinite(x["k"]).all()
+    assert [tuple(at) for at in found[:, :2]] == list(np.ndindex(case.B, case.Hkv))
+    assert (found[:, 3] == case.Dv - 1).all()
+
+
 @pytest.mark.parametrize("layout", ["BHLD", "BLHD", "LBHD", "BHDL", "HBLD"])
 def test_fresh_copies_in_memory_order(layout: str) -> None:
     problem = make(replace(PLAIN, storage=Dense(layout), want={"lse", "dq"}, bias=BiasSpec(), sinks="zero"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,11 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"out": "int8"}, TypeError, "out=int8 is not"),
     ({"accumulate": None}, TypeError, "accumulate=None is not"),
     ({"accumulate": "bfloat16"}, ValueError, "accumulate=bfloat16 has no derived bound; use float32 or float64"),
+    ({"accumulate_rounding": "up"}, ValueError, "accumulate_rounding=up must be nearest or truncate"),
+    (
+        {"accumulate_rounding": "truncate", "accumulate": "float64"}, ValueError,
+        "accumulate_rounding=truncate has no bound for accumulate=float64; use float32",
+    ),
     ({"weights": "fp16"}, TypeError, "weights=fp16 is not"),
     ({"scores": "bf16"}, TypeError, "scores=bf16 is not"),
     ({"scaled_q": "tf32"}, TypeError, "scaled_q=tf32 is not"),
@@ -67,6 +73,8 @@ def test_what_is_printed() -> None:
     """The fields that differ, their source aside."""
     contract = Precision("bfloat16", "bfloat16", weights="bfloat16", grad_q_block=32, source="measured")
     assert contract.looser_than(preset("bfloat16")) == {"grad_q_block": 32}
-    assert preset("float32").looser_than(preset("float32")) == {}
+    truncating = replace(preset("bfloat16"), accumulate_rounding="truncate")
+    assert truncating.looser_than(preset("bfloat16")) == {"accumulate_rounding": "truncate"}
+    assert preset("bfloat16").looser_than(truncating) == preset("float32").looser_than(preset("float32")) == {}
     assert Conventions().declared() == {}
     assert Conventions(empty_rows="nan", lse_base="2").declared() == {"empty_rows": "nan", "lse_base": "2"}

@@ -44,12 +44,14 @@ from refattn.aggregate import RATE, Suspicion, suspicions
 from refattn.aggregate.gates import fresh, has_copies, spread_out
 from refattn.aggregate.suspicion import limit_of
 from refattn.case import Case
+from refattn.cases import select
+from refattn.dtypes import FORMATS
 from refattn.honest import answer
 from refattn.inputs import Problem, make
-from refattn.judge import ratios
+from refattn.judge import Verdict, judge, ratios
 from refattn.masks import Causal
 from refattn.mutants import MUTANTS
-from refattn.precision import preset
+from refattn.precision import Conventions, preset
 from refattn.streaming import Rules, Schedule, Streaming
 from refattn.tolerance import Units
 from refattn.truth import Expected, quick_truth, truth
@@ -208,6 +210,28 @@ def test_of_problems_that_are_not_generic_nothing_is_said(fields: dict[str, Any]
     p = make(Case("x", "gate", **({"Lq": 256, "Lk": 300, "D": 16, "Dv": 16, "dtype": "bfloat16"} | fields)))
     e = truth(p, preset(p.case.dtype))
     assert not suspected(p, e, np.zeros(e["out"].value.shape))
+
+
+# ---- in a usual run
+
+
+@pytest.mark.parametrize("case", select(["generic-*"]), ids=lambda case: case.id)
+def test_a_usual_run_sees_a_scale_off_by_a_thousandth(case: Case) -> None:
+    """Of a kernel that returns no lse, whose 32 bits would show it."""
+    p, contract = make(case), preset(case.dtype, case.out_dtype)
+    e = quick_truth(p, contract)
+
+    def verdict(rules: type[Rules]) -> Verdict:
+        out = kernel(p, rules).astype(FORMATS[case.out_dtype].numpy)
+        return judge(p, {"out": out}, contract, Conventions(), expected=e)
+
+    for rules in (Rules, TensorCores) if case.dtype != "float32" else (Rules,):
+        assert verdict(rules).status == "passed" and not verdict(rules).suspicions
+    wrong = verdict(scaled(1e-3))
+    if case.dtype in ("float32", "float16"):  # there single elements show it
+        assert wrong.status == "failed"
+    else:
+        assert wrong.status == "passed" and "too sensitive to scale" in wrong.suspicions[0]
 
 
 # ---- its parts

@@ -1,9 +1,9 @@
 """What the statistics look at: generic problems, generic key heads, generic rows.
 
-A *problem* is generic if its accumulators are float32 and nothing but a mask, a softcap, a bias or sinks stands between
-q, k, v and out: of a rotation, of quantised inputs and of a scaled q, the errors of k are common to all rows; score_mod
-and dropout are left out for simplicity.  Where a softcap is flat, tanh is rounded to the same side for all rows: that
-may be no more than 1/64 of a rounding of P.
+A *problem* is generic if its accumulators are float32, which truncate only where weights are rounded, and nothing but a
+mask, a softcap, a bias or sinks stands between q, k, v and out: of a rotation, of quantised inputs and of a scaled q,
+the errors of k are common to all rows; score_mod and dropout are left out for simplicity.  Where a softcap is flat,
+tanh is rounded to the same side for all rows: that may be no more than 1/64 of a rounding of P.
 
 A *key head* is generic if no more than a tenth of its keys are copies: their roundings are copies too, and add up.
 Columns of out that do not spread over four half units in the last place from row to row are left out: all rows
@@ -53,6 +53,7 @@ def generic(problem: Problem, expected: Expected, precision: Precision) -> bool:
     case, c = problem.case, Units(precision, problem.case.Lk)
     plain = case.score_mod is case.dropout is case.rotary is case.quant is precision.scaled_q is None
     known = expected.deviation is not None and precision.accumulate == "float32"
+    known &= c.u_weights > 0 or not c.truncates
     flat = case.softcap is not None and 64 * (c.tanh + 3 * c.u + c.u_scores) * case.softcap >= c.u_weights
     enough = case.B * case.H * case.Lq >= FEWEST and case.Lk >= 16 and case.D * case.Dv > 0
     return plain and known and not flat and enough

@@ -212,8 +212,8 @@ class Group:
         """How far the scale may be off for all rows alike, (n, 1).
 
         8 u for the constants by which scores are multiplied; D u / 16 for tensor cores, which truncate (16 products
-        at a time); the error of exp, as far as it grows with x; u_P² and u_s² |t| of the second order; and what is
-        lost, which lies some units of x below the mean.
+        at a time; D u where the contract truncates each); the error of exp, as far as it grows with x; u_P² and
+        u_s² |t| of the second order; and what is lost, which lies some units of x below the mean.
         """
         c = self.c
         slack = 8 * c.u + self._truncates(self.case.D) + c.eps / spread + c.u_weights**2
@@ -225,4 +225,6 @@ class Group:
         return np.asarray(8 * c.u + self._truncates(self.case.Lk) + c.eps + c.u_weights**2 + u_out**2 + lost)
 
     def _truncates(self, terms: int) -> float:
+        if self.c.truncates:
+            return terms * self.c.u
         return terms * self.c.u / 16 if FORMATS[self.precision.inputs].bits <= 11 else 0.0

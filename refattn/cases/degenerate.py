@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from ..masks import Causal, Dense, Padding
+from ..rotary import Rotary
 from .row import BF16, F16, F32, F64, GRAD, row
 
 __all__ = ["CASES"]
@@ -39,6 +40,16 @@ CASES = (
     _row("k-lens-0-sinks-br-f16", "The same with sinks: lse there is the sink's logit.",
          "sinks_in_lse zero_length", (3, 2, 2, 5, 19, 32, 32), F16, "poisoned", k_lens=(3, 0, 19), mask=_BR,
          sinks="normal"),
+    _row("k-lens-0-sinks-minus-inf-f32", "A sink of -inf is none: lse of an empty sequence is -inf, not NaN.",
+         "empty_rows_nan empty_lse zero_length", (3, 2, 2, 7, 21, 16, 16), F32, "poisoned", k_lens=(5, 0, 21),
+         sinks="minus_inf"),
+    _row("k-lens-0-sinks-minus-inf-grad-f64", "And its dsinks is 0, whether its rows see a key or none.",
+         "dlse_empty empty_rows_nan", (3, 2, 2, 6, 22, 8, 8), F64, "poisoned", k_lens=(22, 0, 4),
+         sinks="minus_inf", want=GRAD | {"lse", "dsinks"}),
+    _row("rotary-no-keys-f32", "Room for queries, none of which is there, and no keys: no position to rotate by.",
+         "zero_length", (2, 3, 3, 5, 0, 16, 16), F32, "peaked", q_lens=(0, 0), rotary=Rotary(16, True)),
+    _row("value-of-all-f32", "An infinite value that every row sees stays in its column and head.",
+         "hidden_pairs_nan", (2, 3, 3, 11, 25, 16, 16), F32, "poisoned_pairs"),
     _row("q-lens-0-bf16", "One sequence has no queries, another no keys.",
          "zero_length rows_past_end_backward", (3, 2, 2, 7, 11, 32, 32), BF16, "poisoned", q_lens=(0, 7, 5),
          k_lens=(11, 0, 9)),

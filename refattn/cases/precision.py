@@ -68,7 +68,18 @@ CASES = (
          "p_underflow", (2, 3, 3, 17, 65, 64, 64), F16, "underflow"),
     _row("mixed-bf16-out-f32", "bfloat16 inputs, float32 output.",
          "lse_16_bit", (2, 3, 3, 33, 49, 64, 64), BF16, "peaked", out_dtype=F32),
+    # without structure, 256 rows: what is systematic, and too small for any element, shows in all of them together
+    _row("generic-f32", "A thousand keys without structure: all errors are roundings, as likely up as down.",
+         "tf32", (1, 1, 1, 256, 1024, 64, 64), F32, "normal"),
+    _row("generic-f16", "The same in float16: a scale off by 0.01 % is seen over 256 rows.",
+         "scores_16_bit accumulator_16_bit", (1, 1, 1, 256, 1024, 64, 64), F16, "normal"),
+    _row("generic-bf16", "The same in bfloat16: a scale off by 0.1 % is seen over 256 rows.",
+         "scores_16_bit accumulator_16_bit", (1, 1, 1, 256, 1024, 64, 64), BF16, "normal"),
     # float8
+    _row("generic-e4m3", "Inputs of float8 without structure: the same.",
+         "scores_16_bit accumulator_16_bit", (1, 1, 1, 256, 1024, 64, 64), E4M3, "normal"),
+    _row("generic-e5m2", "And of two bits.",
+         "scores_16_bit accumulator_16_bit", (1, 1, 1, 256, 1024, 64, 64), E5M2, "normal"),
     _row("normal-e4m3", "float8 with three bits of fraction, output in bfloat16.",
          "p_underflow", (2, 3, 3, 33, 65, 64, 64), E4M3, "normal"),
     _row("causal-e4m3-f16", "The same, causal, output in float16.",

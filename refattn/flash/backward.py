@@ -20,7 +20,10 @@ from .forward import KEYS, LOG2E, aligned, hide, modify, pack, spans_of
 from .products import ROWS, product, product_added, product_added_one, take, weights
 from .vectors import ACROSS
 
-__all__ = ["backward"]
+__all__ = ["BLOCK", "backward"]
+
+BLOCK = 512
+"""keys that are held at a time; a multiple of KEYS"""
 
 
 @inlined
@@ -65,13 +68,13 @@ def backward(counter, tasks, operands, state, seen, scores, results, sizes):  # 
     lo, hi, strides, bits, origin = seen
     bias, places, scale, softcap = scores
     dq, dk, dv, dbias, onto, dsoftcap = results
-    parts, block, B, H, Hkv, Lq, Lk, D, Dv, keys, room, columns, wide = sizes
+    parts, B, H, Hkv, Lq, Lk, D, Dv, keys, room, columns, wide, strip = sizes
     one, none = q.dtype.type(1), q.dtype.type(0)
     plain = softcap == 0 and bias.size == 0 and scale != 0
     unit = abs(scale) if plain else one
     sign = -one if plain and scale < 0 else one
     c = unit * q.dtype.type(LOG2E)
-    lanes, held, group = wide // ACROSS, min(block, keys), H // max(Hkv, 1)
+    lanes, held, group = wide // ACROSS, min(BLOCK, keys), H // max(Hkv, 1)
     over_k, over_v = (D + lanes - 1) // lanes * lanes, (Dv + lanes - 1) // lanes * lanes
     S, dP, dQ = aligned(KEYS * wide, q), aligned(KEYS * wide, q), aligned(room * wide, q)
     across_q, across_g = aligned(D * wide, q), aligned(Dv * wide, q)
@@ -93,11 +96,12 @@ def backward(counter, tasks, operands, state, seen, scores, results, sizes):  # 
             if h != h0 and h % group:
                 continue  # done with the first of its group
             kv = b * Hkv + h // group
-            for k0 in range(part * block, Lk, parts * block):
-                k1 = min(k0 + block, Lk)
-                dK[:], dV[:] = 0, 0
-                for own in range(h, min(h1, (h // group + 1) * group)):
-                    for row in range(row0, row1, wide):
+            for k0 in range(part * BLOCK, Lk, parts * BLOCK):
+                k1, heads = min(k0 + BLOCK, Lk), min(h1, (h // group + 1) * group) - h
+                for turn in range((row1 - row0 + strip - 1) // strip * heads):  # as strips of bits come
+                    own, top = h + turn % heads, row0 + turn // heads * strip
+                    dK[:], dV[:] = 0, 0
+                    for row in range(top, min(top + strip, row1), wide):
                         rows, line = min(wide, row1 - row), (b * H + own) * Lq + row
                         at = b * strides[0] + own * strides[1] + row * strides[2]
                         least, most, inner, outer = spans_of(lo, hi, at, strides[2], rows, wide, first, last)
@@ -139,6 +143,6 @@ def backward(counter, tasks, operands, state, seen, scores, results, sizes):  # 
                             at = (part * B * H * Lq + line + i) * D
                             for d in range(D):
                                 dq[at + d] += dQ[d * wide + i]
-                add_scaled(dK, over_k, scale, dk, kv * Lk + k0, k1 - k0, D)
-                add_scaled(dV, over_v, one, dv, kv * Lk + k0, k1 - k0, Dv)
+                    add_scaled(dK, over_k, scale, dk, kv * Lk + k0, k1 - k0, D)
+                    add_scaled(dV, over_v, one, dv, kv * Lk + k0, k1 - k0, Dv)
         dsoftcap[place] = of_softcap.sum()

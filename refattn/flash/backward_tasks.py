@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .forward import KEYS
+from .backward import BLOCK
 from .problem import Launch, Problem
 
 __all__ = ["Layout"]
@@ -29,8 +29,7 @@ class Layout:
         dense = self.shape[2] > 1 and self.shape[3] > 1
         self.batches = max(1, x.B) if dense and self.shape[0] == 1 else 1
         self.heads = max(1, x.H) if dense and self.shape[1] == 1 else x.group
-        self.block = min(512, max(256, -(-x.Lk // PARTS // KEYS) * KEYS))
-        self.parts = max(1, min(PARTS, -(-x.Lk // self.block)))
+        self.parts = max(1, min(PARTS, -(-x.Lk // BLOCK)))
         room = self.shape if dense or bias is None else (x.B, x.H, *self.shape[2:])
         self.dbias = np.zeros((self.parts if self.shape[3] == 1 else 1, *room), problem.dtype)
         strides = (s // self.dbias.itemsize for s in self.dbias.strides)
@@ -58,8 +57,8 @@ class Layout:
         kept = [n if stride else 1 for n, stride in zip(sizes, launch.strides, strict=True)]
         lo, hi = (ends.reshape(kept) for ends in launch.spans)
         pairs = np.zeros((*kept[:2], self.parts), np.int64)
-        for i, k0 in enumerate(range(0, Lk, self.block)):
-            seen = np.clip(hi, k0, k0 + self.block) - np.clip(lo, k0, k0 + self.block)
+        for i, k0 in enumerate(range(0, Lk, BLOCK)):
+            seen = np.clip(hi, k0, k0 + BLOCK) - np.clip(lo, k0, k0 + BLOCK)
             pairs[..., i % self.parts] += seen.sum(2) * (1 if launch.strides[2] else sizes[2])
         return np.broadcast_to(pairs, (*sizes[:2], self.parts))
 

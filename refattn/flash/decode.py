@@ -213,7 +213,7 @@ def finish(states, seen, scale, plain, sinks, results, sizes):  # type: ignore[n
         x, own = top * unit, one
         if total == 0 and plain and lo[row] < hi[row]:
             total = m.dtype.type(np.nan)  # each visible score is -inf: they overflowed
-        if sinks.size and sinks[row // Lq % H] > -np.inf:
+        if sinks.size and sinks[row // Lq % H] != -np.inf:
             sink = sinks[row // Lq % H]
             x = max(x, sink)
             own = np.exp(top * unit - x)

@@ -16,13 +16,15 @@ from ..masks import Causal, Chunked, Documents, Mask, Padding, Prefix, SinkToken
 from ..streaming.arguments import Arguments
 from ..visibility import And, Or, diagonal
 
-__all__ = ["spans", "strips"]
+__all__ = ["spans", "strip_rows", "strips"]
 
 Array = np.ndarray[Any, Any]
 Span = tuple[Array, Array]
 Ends = tuple[Any, Any]
 """lo and hi before they are cut to what exists: ints, or arrays that broadcast to (B, 1, Lq)"""
 
+BUDGET = 1 << 25
+"""bytes of a strip"""
 BLOCK = 1 << 18
 """pairs of which a predicate is asked at once: its arrays, of up to 8 bytes a pair, are to be small beside a strip"""
 ROWS = 64
@@ -52,12 +54,17 @@ def spans(mask: Visibility | Array | None, shape: tuple[int, int, int, int]) -> 
     return lo, hi
 
 
-def strips(x: Arguments, budget_bytes: int = 1 << 25) -> Iterator[tuple[int, int, slice, Array, Array, Array]]:
+def strip_rows(Lk: int, budget_bytes: int = BUDGET) -> int:
+    """How many rows a strip has, but the last: as many as the budget holds, and ROWS at least."""
+    return max(ROWS, budget_bytes // max(1, Lk) // ROWS * ROWS)
+
+
+def strips(x: Arguments, budget_bytes: int = BUDGET) -> Iterator[tuple[int, int, slice, Array, Array, Array]]:
     """(b, h, rows, lo, hi, bits): what a mask shows, some rows of a head at a time; for masks that `spans` cannot say.
 
     bits (rows, Lk), uint8, is 0 where a pair is hidden, else 1; what a row sees lies within its lo <= j < hi.  The mask
     is asked once for all heads where it does not depend on h: then those of one b and the same rows follow each other
-    with the same arrays.  No more than `budget_bytes` of bits are made at a time, but ROWS rows at least.
+    with the same arrays.
 
     >>> from refattn.masks import Dilated
     >>> q = np.zeros((1, 1, 2, 4))
@@ -68,10 +75,9 @@ def strips(x: Arguments, budget_bytes: int = 1 << 25) -> Iterator[tuple[int, int
     """
     if x.mask is None:
         return
-    size = max(ROWS, budget_bytes // max(1, x.Lk) // ROWS * ROWS)
     for b in range(x.B):
         alike = _heads_are_alike(x.mask, b)
-        for rows in _parts(slice(0, x.Lq), size):
+        for rows in _parts(slice(0, x.Lq), strip_rows(x.Lk, budget_bytes)):
             for h in range(x.H):
                 if h == 0 or not alike:
                     found = _strip(x.mask, b, h, rows, x.Lk)

@@ -11,6 +11,7 @@ from ..dtypes import FORMATS
 from ..streaming import Gradients
 from .backward import backward
 from .backward_tasks import Layout
+from .geometry import strip_rows
 from .problem import Problem, flat
 from .products import ROWS
 from .solve import solve
@@ -60,8 +61,8 @@ def gradients(
     scores = (*problem.bias(), problem.scale, problem.softcap)
     results = (*(a.reshape(-1) for a in (dq, dk, dv, layout.dbias)), layout.onto)
     sizes = (
-        layout.parts, layout.block, x.B, x.H, x.Hkv, x.Lq, x.Lk, x.D, x.Dv,
-        problem.keys, room, problem.columns, problem.wide,
+        layout.parts, x.B, x.H, x.Hkv, x.Lq, x.Lk, x.D, x.Dv,
+        problem.keys, room, problem.columns, problem.wide, strip_rows(x.Lk),
     )  # fmt: skip
     dsoftcap = 0.0
     for launch in problem.launches():

@@ -150,7 +150,7 @@ class Problem:
         lo, hi = np.zeros((2, x.B, x.H, x.Lq), np.int64)
         strides = (x.H * x.Lq, x.Lq, 1)
         blocks = -(-x.Lq // self.wide)
-        for b, h, rows, first, last, bits in strips(x, max(1 << 25, self.wide * x.Lk)):
+        for b, h, rows, first, last, bits in strips(x):
             lo[b, h, rows], hi[b, h, rows] = first, last
             bits.flags.writeable = False
             costs = _costs(last - first, self.wide)

@@ -199,7 +199,7 @@ class Vectors:
         return self.tanh_and_slope(x)[0]
 
     def tanh_and_slope(self, x: Any) -> tuple[Any, Any]:
-        """tanh |x| = -e / (2 + e) with e = exp(-2|x|) - 1; and 1 - tanh² = (1 + e) (2 / (2 + e))², as nothing cancels."""
+        """tanh |x| = -e / (2 + e) with e = exp(-2|x|) - 1; 1 - tanh² = (1 + e) (2 / (2 + e))²: nothing cancels."""
         b = self.builder
         size = self._call("fabs", x)
         power, rest = self._reduced(b.fmul(size, self.constant(-2 / np.log(2))))

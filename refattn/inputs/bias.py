@@ -79,5 +79,6 @@ BIAS: dict[str, Callable[[Case, Rng], Array]] = {
 SINKS: dict[str, Callable[[Case, Rng], Array]] = {
     "zero": lambda case, rng: np.zeros(case.H),
     "normal": lambda case, rng: math.log(max(case.Lk, 1)) + 1 + rng.standard_normal(case.H),
+    "minus_inf": lambda case, rng: np.where(np.arange(case.H) % 2, rng.standard_normal(case.H), -np.inf),  # none
     "large": lambda case, rng: math.log(max(case.Lk, 1)) + 10 + np.arange(case.H) / max(case.H, 1),
 }

@@ -37,13 +37,14 @@ def poison(case: Case, logical: Mapping[str, Array]) -> None:
 def poison_pairs(case: Case, logical: Mapping[str, Array]) -> None:
     """One query row that is not finite, and one value (backward: one row of dout), per batch entry and key head.
 
-    Each is chosen where part of the group's keys (rows) is hidden from it; where none is, nothing
-    is poisoned.  A value of a backward case stays finite, since through dp it would reach all.
+    Each is chosen where part of the group's keys (rows) is hidden from it; where none is, nothing is
+    poisoned, but for the value where nothing at all is hidden: it stays in its column.  A value of a
+    backward case stays finite, since through dp it would reach all.
     """
     group = case.H // case.Hkv if case.Hkv else 1
     seen = case.visibility.tile().reshape(case.B, case.Hkv, group * case.Lq, case.Lk)
     for b, g in np.ndindex(case.B, case.Hkv):
-        some_rows = seen[b, g].any(0) & ~seen[b, g].all(0)
+        some_rows = seen[b, g].any(0) & (~seen[b, g].all(0) | seen.all())
         some_keys = seen[b, g].any(1) & ~seen[b, g].all(1)
         if some_rows.any() and case.Dv and not case.backward:
             logical["v"][b, g, _middle(some_rows), -1] = np.inf

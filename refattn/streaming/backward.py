@@ -18,7 +18,7 @@ import numpy as np
 
 from .arguments import Arguments
 from .forward import Head, Rows, key_tiles, tiles
-from .rules import Rules, selected_product
+from .rules import Rules
 
 __all__ = ["Sums", "backward"]
 
@@ -72,7 +72,7 @@ def backward(head: Head, done: Rows, out: Array, dout: Array, dlse: Array, sums:
             p = rules.exp(t, shift[rows, None])
             if x.dtype == np.float64:
                 p *= factor[rows, None]
-            dt = dout[rows] @ head.v[keys].T
+            dt = rules.matmul(dout[rows], head.v[keys].T)
             if kept is not None:
                 dt = rules.through_dropout(dt, kept, undropped)
             dt += incoming[rows, None]
@@ -91,9 +91,9 @@ def backward(head: Head, done: Rows, out: Array, dout: Array, dlse: Array, sums:
                 sums.dsoftcap += _hidden_is_0(rules.cap_share(dc, in_caps, slope), visible).sum()
             p, ds = rules.round(p, contract.weights), rules.round(ds, contract.weights)
             across = None if visible is None else visible.T
-            part_v = selected_product(rules.drop(p, kept).T, dout[rows], across)
-            part_k = rules.scale_dk(selected_product(ds.T, head.q[rows], across), scale)
-            part_q = selected_product(ds, head.k[keys], visible)
+            part_v = rules.selected(rules.drop(p, kept).T, dout[rows], across)
+            part_k = rules.scale_dk(rules.selected(ds.T, head.q[rows], across), scale)
+            part_q = rules.selected(ds, head.k[keys], visible)
             sums.dscale += rules.dscale(np.where(done.seen[rows, None], part_q * head.q[rows], 0).sum(), scale)
             part_q = rules.scale_dq(part_q, scale)
             part_v = part_v if kept is None else part_v * undropped

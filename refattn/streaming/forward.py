@@ -12,7 +12,7 @@ import numpy as np
 from .. import online
 from ..online import State
 from .arguments import Arguments, stretched
-from .rules import Logits, Rules, Schedule, selected_product
+from .rules import Logits, Rules, Schedule
 
 __all__ = ["Head", "Rows", "Tile", "forward", "key_tiles", "tiles"]
 
@@ -157,5 +157,5 @@ def _weigh_again(head: Head, rows: slice, state: State) -> Array:
             if visible is not None:
                 p = np.where(visible, p, 0)
             rounded = rules.round(p, rules.precision.weights)
-            out += selected_product(rules.drop(rounded, kept), head.v[keys], visible)
+            out += rules.selected(rules.drop(rounded, kept), head.v[keys], visible)
     return out

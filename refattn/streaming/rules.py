@@ -21,7 +21,7 @@ from ..precision import Precision
 from ..quantise import Kind, dequantise
 from ..rotary import Rotary, rotate, unrotate
 
-__all__ = ["Logits", "Rules", "Schedule", "selected_product"]
+__all__ = ["Logits", "Rules", "Schedule", "toward_zero"]
 
 Array = np.ndarray[Any, Any]
 Modify = Callable[[Array], Array]
@@ -137,9 +137,9 @@ class Rules:
         """scale q kᵀ; (rows, D), (keys, D) -> (rows, keys)."""
         factor = self.dtype.type(scale)
         if self.precision.scaled_q is not None:
-            s = self.round(q * factor, self.precision.scaled_q) @ k.T
+            s = self.matmul(self.round(q * factor, self.precision.scaled_q), k.T)
         else:
-            s = q @ k.T
+            s = self.matmul(q, k.T)
             s *= factor
         return self.round(s, self.precision.scores)
 
@@ -200,7 +200,7 @@ class Rules:
         """The row sums, which know nothing of dropout, and the product with the values."""
         rounded = self.round(p, self.precision.weights)
         summed = rounded if self.precision.sum_rounded_weights else p
-        return summed.sum(-1), selected_product(self.drop(rounded, kept), v, visible)
+        return summed.sum(-1), self.selected(self.drop(rounded, kept), v, visible)
 
     def drop(self, p: Array, kept: Array | None) -> Array:
         return p if kept is None else np.where(kept, p, 0)
@@ -284,6 +284,33 @@ class Rules:
 
     # arithmetic
 
+    def matmul(self, w: Array, x: Array) -> Array:
+        """w @ x, (M, N) by (N, D); where the contract truncates, 8 products at a time, as tensor cores do."""
+        if self.precision.accumulate_rounding == "nearest":
+            return w @ x
+        total = np.zeros((len(w), x.shape[1]), self.dtype)
+        wide, x = w.astype(np.float64), x.astype(np.float64)
+        for n in range(0, len(x), 8):
+            total = toward_zero(total + wide[:, n : n + 8] @ x[n : n + 8], self.dtype)
+        return total
+
+    def selected(self, w: Array, x: Array, visible: Array | None) -> Array:
+        """w @ x, where the x of a pair that is hidden takes no part: there 0 * NaN is 0.
+
+        w (M, N), 0 where hidden; x (N, D); visible (M, N), None where all is.
+        """
+        if visible is None:
+            return self.matmul(w, x)
+        finite = np.isfinite(x)
+        if finite.all():
+            return self.matmul(w, x)
+        y = self.matmul(w, np.where(finite, x, 0))
+        for n in np.flatnonzero(~finite.all(1)):
+            rows = np.flatnonzero(visible[:, n])
+            columns = np.flatnonzero(~finite[n])
+            y[np.ix_(rows, columns)] += w[rows, n, None] * x[n, columns]
+        return y
+
     def round(self, x: Array, name: str | None) -> Array:
         """`x` rounded to the format and back in the accumulators' dtype; None: x itself."""
         if name is None or FORMATS[name].bits >= FORMATS[self.precision.accumulate].bits:
@@ -301,19 +328,7 @@ class Rules:
         return y.astype(FORMATS[name].dtype)
 
 
-def selected_product(w: Array, x: Array, visible: Array | None) -> Array:
-    """w @ x, where the x of a pair that is hidden takes no part: there 0 * NaN is 0.
-
-    w (M, N), 0 where hidden; x (N, D); visible (M, N), None where all is.
-    """
-    if visible is None:
-        return w @ x
-    finite = np.isfinite(x)
-    if finite.all():
-        return w @ x
-    y = w @ np.where(finite, x, 0)
-    for n in np.flatnonzero(~finite.all(1)):
-        rows = np.flatnonzero(visible[:, n])
-        columns = np.flatnonzero(~finite[n])
-        y[np.ix_(rows, columns)] += w[rows, n, None] * x[n, columns]
-    return y
+def toward_zero(x: Array, dtype: Any) -> Array:
+    """x in a narrower dtype, truncated."""
+    y = x.astype(dtype)
+    return np.where(np.abs(y) > np.abs(x), np.nextafter(y, y.dtype.type(0)), y)

@@ -6,7 +6,7 @@ one assumes independent roundings and is exceeded by an honest implementation wi
 1e-6 over the whole suite; it decides, and where independence fails (`ties`) it is coherent or
 rigorous.  The derivation stands where it is computed: `rounding`, `scores`, `ties`, `forward`,
 `backward`, `scalars` (dscale, dsoftcap), `matrices` (scores and weights), `extras` (score_mod, dropout,
-inputs known but roughly), and `lite`, a cheap form for long 16-bit forwards.
+inputs known but roughly), and `lite`, a cheap form of the forward's.
 
 Work is by one head, tile by tile: O(N D) memory.
 """
@@ -14,12 +14,12 @@ Work is by one head, tile by tile: O(N D) memory.
 from .backward import Backward, backward
 from .extras import NONE, Extras
 from .forward import Forward, Tile, forward
-from .lite import forward_lite
+from .lite import Lite, forward_lite
 from .matrices import matrices
 from .rounding import LAMBDA, Units, half_ulp, interval, repetitive
 from .scalars import Scalars, Total
 
 __all__ = [
-    "LAMBDA", "NONE", "Backward", "Extras", "Forward", "Scalars", "Tile", "Total", "Units",
+    "LAMBDA", "NONE", "Backward", "Extras", "Forward", "Lite", "Scalars", "Tile", "Total", "Units",
     "backward", "forward", "forward_lite", "half_ulp", "interval", "matrices", "repetitive",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from .forward import COARSE, EVERYTHING, LARGEST, row_tiles
 from .pairs import Head, Keys, Pairs, Rows, Slopes, delta_errors, pairs, rows_of, slopes
 from .rounding import LAMBDA, SQUARES_VANISH, Units
 from .scalars import Scalars
-from .ties import Ties
+from .ties import NoTies, Ties
 
 __all__ = ["Backward", "Bound", "Head", "backward"]
 
@@ -40,7 +40,7 @@ class Backward(NamedTuple):
     dq: list[Bound]
     dk: Bound
     dv: Bound
-    dsink: list[tuple[float, float]]
+    dsink: list[tuple[Array, Array]]
     """value and rigorous error of each head's sum"""
     scalars: list[Scalars]
 
@@ -69,14 +69,19 @@ class _Sum:
         for mine, part in zip(arrays, parts, strict=True):
             mine[rows] = part
 
-    def finish(self, count: Array, blocks: int, apart: Array, c: Units, scale: float = 1.0) -> Bound:
-        """Add the accumulation of `count` terms, across `blocks` and heads `apart` in the output's dtype."""
+    def finish(
+        self, count: Array, blocks: int, apart: Array, c: Units, scale: float = 1.0, vanishing: float = SQUARES_VANISH
+    ) -> Bound:  # fmt: skip
+        """Add the accumulation of `count` terms, across `blocks` and heads `apart` in the output's dtype.
+
+        The sharp bound is the rigorous one where the terms are less than `vanishing`.
+        """
         u, x = c.u, np.abs(self.value)
         grid = (count > 0) * (count + 4) * c.eta * max(1.0, abs(scale))  # subnormal products
-        rigorous = self.rigorous + grid + count * u * (self.terms + self.rigorous) + 4 * u * self.terms
+        rigorous = self.rigorous + grid + count * c.u_sum * (self.terms + self.rigorous) + 4 * u * self.terms
         walk = count * (x * x / 3 + self.squares / 6) + self.alike * ((self.terms + x) / 2) ** 2
         variance = self.variance + u * u / 3 * walk
-        coherent = self.coherent + grid + 4 * u * x
+        coherent = self.coherent + grid + 4 * u * x + c.drift(count, x, self.squares, (self.terms + x) / 2)
         if blocks > 1:
             n, u_out = blocks - 1, c.u_out
             rigorous = rigorous * (1 + u_out) + n * (u_out * (self.terms + x) / 2 + c.eta_out / 2)
@@ -84,7 +89,7 @@ class _Sum:
             coherent = coherent + n * c.eta_out / 2
         rounded = c.u_out * apart + (apart > 0) * c.eta_out  # heads rounded before they are added
         sharp = np.fmin(LAMBDA * np.sqrt(variance) + coherent + rounded, rigorous + rounded)
-        sharp = np.where(self.terms < SQUARES_VANISH, rigorous + rounded, sharp)
+        sharp = np.where(self.terms < vanishing, rigorous + rounded, sharp)
         return Bound(self.value, rigorous + rounded, sharp)
 
 
@@ -110,7 +115,6 @@ def _rows_pass(h: Head, r: Rows, g: Keys, scalars: Scalars) -> Bound:
     c, k = g.c, g.k
     total = _Sum.zeros(h.q.shape)
     count = np.zeros((len(h.q), 1))
-    size, kabs, k2 = abs(g.scale), np.abs(k), k * k
     for rows in row_tiles(len(h.q), len(k)):
         p = pairs(h, r, g, rows, EVERYTHING)
         ties = Ties(p.t, c.widths(p.far.max(1, keepdims=True, initial=0.0)), p.visible & (p.P > 0))
@@ -118,27 +122,36 @@ def _rows_pass(h: Head, r: Rows, g: Keys, scalars: Scalars) -> Bound:
         s = slopes(p, h, r, g, rows)
         if h.on_dt is not None:
             h.on_dt(rows, s.dT, s.e_dT)
-        value = s.dS @ k
-        PK = (p.P * p.slope) @ k
-        variance = (s.relative**2 + s.absolute**2) @ k2
-        variance += ties.sum_squares(s.relative, k) + ties.sum_squares(s.absolute, k)
-        variance += r.v_delta[rows] * PK**2 + r.v_lse[rows] * value**2
-        coherent = r.b_delta[rows] * np.abs(PK) + s.low @ kabs + c.u_weights * np.abs(value)
-        rigorous = _times(s.e_dS, kabs)
-        if h.extras.slack_k is not None:
-            rigorous = rigorous + _times(np.abs(s.dS) + s.e_dS, h.extras.slack_k)
-        dependent = _dependent(p.t, p.P, p.e, c) | h.extras.rough
         if h.scalars:
             slack = h.extras.product_slack(h.q[rows], k, rows, EVERYTHING)
-            scalars.add(p, s, r, g, h.q[rows], rows, dependent, slack)
-        coherent = np.where(dependent | np.isinf(rigorous), rigorous, coherent)
-        terms = size * (np.abs(s.dS) @ kabs)
-        total.put(
-            rows, g.scale * value, _scaled(size, rigorous), size**2 * variance, _scaled(size, coherent), terms,
-            size**2 * ((s.dS * s.dS) @ k2), ties.alike(p.P, c.u * p.P.sum(1, keepdims=True)),
-        )  # fmt: skip
+            scalars.add(p, s, r, g, h.q[rows], rows, _dependent(p.t, p.P, p.e, c) | h.extras.rough, slack)
+        total.put(rows, *_dq_sums(p, s, ties, h, r, g, rows))
         count[rows] = p.visible.sum(1, keepdims=True)
     return total.finish(count, _blocks(len(k), g.precision.grad_k_block), np.zeros_like(total.value), c, g.scale)
+
+
+def _dq_sums(
+    p: Pairs, s: Slopes, ties: Ties | NoTies, h: Head, r: Rows, g: Keys, rows: slice
+) -> tuple[Array, ...]:  # fmt: skip
+    """What `_Sum` has of dq, of a tile of rows and all keys."""
+    c, k, size = g.c, g.k, abs(g.scale)
+    kabs, k2 = np.abs(k), k * k
+    value = s.dS @ k
+    PK = (p.P * p.slope) @ k
+    variance = (s.relative**2 + s.absolute**2) @ k2
+    variance += ties.sum_squares(s.relative, k) + ties.sum_squares(s.absolute, k)
+    variance += r.v_delta[rows] * PK**2 + r.v_lse[rows] * value**2
+    coherent = r.b_delta[rows] * np.abs(PK) + s.low @ kabs + c.u_weights * np.abs(value)
+    rigorous = _times(s.e_dS, kabs)
+    if h.extras.slack_k is not None:
+        rigorous = rigorous + _times(np.abs(s.dS) + s.e_dS, h.extras.slack_k)
+    dependent = _dependent(p.t, p.P, p.e, c) | h.extras.rough
+    coherent = np.where(dependent | np.isinf(rigorous), rigorous, coherent)
+    return (
+        g.scale * value, _scaled(size, rigorous), size**2 * variance, _scaled(size, coherent),
+        size * (np.abs(s.dS) @ kabs), size**2 * ((s.dS * s.dS) @ k2),
+        ties.alike(p.P, c.u * p.P.sum(-1, keepdims=True)),
+    )  # fmt: skip
 
 
 def _scaled(size: float, x: Array) -> Array:
@@ -151,7 +164,7 @@ def _times(e: Array, x: Array) -> Array:
     endless = np.isinf(e)
     if not endless.any():
         return e @ x
-    return np.where(endless.any(1, keepdims=True), np.inf, np.where(endless, 0.0, e) @ x)
+    return np.where(endless.any(-1, keepdims=True), np.inf, np.where(endless, 0.0, e) @ x)
 
 
 def _dependent(t: Array, P: Array, e: Array, c: Units) -> Array:
@@ -161,13 +174,13 @@ def _dependent(t: Array, P: Array, e: Array, c: Units) -> Array:
     was rounded beforehand.
     """
     if c.u_scaled_q:
-        return np.ones((len(t), 1), dtype=bool)
-    total = np.maximum(P.sum(1, keepdims=True), 1e-300)
-    coarse = np.asarray((P * e).sum(1, keepdims=True) > COARSE * total)
+        return np.ones((*t.shape[:-1], 1), dtype=bool)
+    total = np.maximum(P.sum(-1, keepdims=True), 1e-300)
+    coarse = np.asarray((P * e).sum(-1, keepdims=True) > COARSE * total)
     if not c.u_weights:
         return coarse
-    mean = (P * t).sum(1, keepdims=True) / total
-    return coarse | ((P * (t - mean) ** 2).sum(1, keepdims=True) / total < (4 * c.u_weights) ** 2)
+    mean = (P * t).sum(-1, keepdims=True) / total
+    return coarse | ((P * (t - mean) ** 2).sum(-1, keepdims=True) / total < (4 * c.u_weights) ** 2)
 
 
 class _Columns(NamedTuple):
@@ -192,7 +205,8 @@ class _Columns(NamedTuple):
 
 def _columns(p: Pairs, s: Slopes, r: Rows, c: Units) -> _Columns:
     u_p = c.u_weights
-    low = np.where(p.visible & (p.P < c.weights_normal), np.minimum(c.weights_eta / 2, p.P), 0.0) + p.flushed
+    low = np.where(p.visible & (p.P < c.weights_normal), np.minimum(c.weights_eta / 2, p.P), 0.0)
+    low = low + p.flushed + (p.P * p.drift if c.truncates else 0.0)
     relative = np.copysign(np.hypot(s.relative, s.dS * np.sqrt(r.v_lse)), s.dS)
     absolute = np.hypot(s.absolute, p.P * p.slope * np.sqrt(r.v_delta))
     coherent = s.low + p.P * np.abs(p.slope) * r.b_delta
@@ -206,16 +220,15 @@ def _columns(p: Pairs, s: Slopes, r: Rows, c: Units) -> _Columns:
         onto_v[1] += own
         onto_v[3] = np.hypot(onto_v[3], own)
     found = (x, p.visible, p.far, p.P, p.e, s.dS, s.e_dS, relative, absolute, coherent, *onto_v)
-    return _Columns(*(a.T for a in found))
+    return _Columns(*(a.swapaxes(-1, -2) for a in found))
 
 
 def _keys_pass(heads: list[Head], known: list[Rows], g: Keys) -> tuple[Bound, Bound]:
     """dk and dv; the rows of all heads stand side by side, so that those of equal heads are seen to tie."""
-    c, u_p, size = g.c, g.c.u_weights, abs(g.scale)
+    c, size = g.c, abs(g.scale)
     q, dout = np.concatenate([h.q for h in heads]), np.concatenate([h.dout for h in heads])
     slacks = [h.extras.slack_q for h in heads if h.extras.slack_q is not None]
     slack_q = np.concatenate(slacks) if slacks else None
-    qabs, q2, dabs, d2 = np.abs(q), q * q, np.abs(dout), dout * dout
     dk, dv = _Sum.zeros(g.k.shape), _Sum.zeros(g.v.shape)
     apart_k, apart_v = np.zeros(g.k.shape), np.zeros(g.v.shape)
     count, raised = np.zeros((len(g.k), 1)), 1.0
@@ -231,42 +244,51 @@ def _keys_pass(heads: list[Head], known: list[Rows], g: Keys) -> tuple[Bound, Bo
                 apart_v[keys] += np.abs(one.kept @ h.dout)
         x = _Columns(*(np.concatenate(parts, axis=1) for parts in zip(*found, strict=True)))
         ties = Ties(x.x, c.widths(x.far.max(1, keepdims=True, initial=0.0)), x.visible & (x.P > 0))
-        alike = ties.alike(x.P, c.u * x.P.sum(1, keepdims=True))
-        dependent = _dependent(x.x, x.P, x.e, c) | heads[0].extras.rough
-
-        value = x.dS @ q
-        variance = (x.relative**2 + x.absolute**2) @ q2
-        variance += ties.sum_squares(x.relative, q) + ties.sum_squares(x.absolute, q)
-        rigorous = _times(x.e_dS, qabs)
-        if slack_q is not None:
-            rigorous = rigorous + _times(np.abs(x.dS) + x.e_dS, slack_q)
-        coherent = x.coherent @ qabs + u_p * np.abs(value)
-        coherent = np.where(dependent | np.isinf(rigorous), rigorous, coherent)
-        terms = size * (np.abs(x.dS) @ qabs)
-        dk.put(
-            keys, g.scale * value, _scaled(size, rigorous), size**2 * variance, _scaled(size, coherent), terms,
-            size**2 * ((x.dS * x.dS) @ q2), alike,
-        )  # fmt: skip
-
-        value = x.kept @ dout
-        variance = (x.sd_P * x.sd_P) @ d2 + ties.sum_squares(x.sd_P, dout)
-        rigorous = _times(x.e_P, dabs)
-        coherent = np.where(dependent | np.isinf(rigorous), rigorous, x.low @ dabs + u_p * np.abs(value))
-        terms = x.kept @ dabs
-        dv.put(keys, value, rigorous, variance, coherent, terms, (x.kept * x.kept) @ d2, alike)
+        of_dk, of_dv = _dk_dv_sums(x, ties, q, dout, slack_q, g, heads[0].extras.rough)
+        dk.put(keys, *of_dk)
+        dv.put(keys, *of_dv)
         count[keys] = x.visible.sum(1, keepdims=True)
     blocks = _blocks(len(q), g.precision.grad_q_block)
     return dk.finish(count, blocks, apart_k, c, g.scale), dv.finish(count, blocks, apart_v, c, raised)
 
 
-def _dsink(h: Head, r: Rows, c: Units) -> tuple[float, float]:
+def _dk_dv_sums(
+    x: _Columns, ties: Ties | NoTies, q: Array, dout: Array, slack_q: Array | None, g: Keys, rough: bool
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:  # fmt: skip
+    """What `_Sum` has of dk and dv, of a tile of keys and all rows."""
+    c, u_p, size = g.c, g.c.u_weights, abs(g.scale)
+    qabs, q2, dabs, d2 = np.abs(q), q * q, np.abs(dout), dout * dout
+    alike = ties.alike(x.P, c.u * x.P.sum(-1, keepdims=True))
+    dependent = _dependent(x.x, x.P, x.e, c) | rough
+
+    value = x.dS @ q
+    variance = (x.relative**2 + x.absolute**2) @ q2
+    variance += ties.sum_squares(x.relative, q) + ties.sum_squares(x.absolute, q)
+    rigorous = _times(x.e_dS, qabs)
+    if slack_q is not None:
+        rigorous = rigorous + _times(np.abs(x.dS) + x.e_dS, slack_q)
+    coherent = x.coherent @ qabs + u_p * np.abs(value)
+    coherent = np.where(dependent | np.isinf(rigorous), rigorous, coherent)
+    of_dk = (
+        g.scale * value, _scaled(size, rigorous), size**2 * variance, _scaled(size, coherent),
+        size * (np.abs(x.dS) @ qabs), size**2 * ((x.dS * x.dS) @ q2), alike,
+    )  # fmt: skip
+
+    value = x.kept @ dout
+    variance = (x.sd_P * x.sd_P) @ d2 + ties.sum_squares(x.sd_P, dout)
+    rigorous = _times(x.e_P, dabs)
+    coherent = np.where(dependent | np.isinf(rigorous), rigorous, x.low @ dabs + u_p * np.abs(value))
+    return of_dk, (value, rigorous, variance, coherent, x.kept @ dabs, (x.kept * x.kept) @ d2, alike)
+
+
+def _dsink(h: Head, r: Rows, c: Units) -> tuple[Array, Array]:
     """sum over rows of exp(sink - lse)(dlse - delta), and its rigorous error."""
     if h.sink is None:
-        return 0.0, 0.0
+        return np.zeros(()), np.zeros(())
     u = c.u
     away = np.abs(h.sink - r.lse)
     share = np.where(np.isneginf(h.forward.lse), 0.0, np.exp(np.minimum(h.sink - r.lse, 0.0)))
-    far = np.maximum(abs(h.sink), np.abs(r.lse))
+    far = np.maximum(np.abs(h.sink), np.abs(r.lse))
     e = np.expm1(np.minimum(r.e_lse + u * (4 * away + 2 * far) + c.eps, LARGEST))
     incoming = h.dlse - r.delta
     endless = np.isinf(r.e_delta) & ~np.isneginf(h.forward.lse)
@@ -274,5 +296,5 @@ def _dsink(h: Head, r: Rows, c: Units) -> tuple[float, float]:
     error = share * (e * np.abs(incoming) + (1 + e) * (e_delta + 2 * u * (np.abs(h.dlse) + np.abs(r.delta))))
     error = np.where(endless, np.inf, error)
     terms = np.abs(share * incoming)
-    error = error + c.smallest_normal * np.abs(incoming) + len(h.q) * u * (terms + error)
-    return float((share * incoming).sum()), float(error.sum())
+    error = error + c.smallest_normal * np.abs(incoming) + h.q.shape[-2] * c.u_sum * (terms + error)
+    return (share * incoming).sum((-2, -1)), error.sum((-2, -1))

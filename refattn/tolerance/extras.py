@@ -61,18 +61,18 @@ class Extras:
             return None
         if not self.independent or self.slack_k is None:
             return Slack(worst, worst * worst)
-        return Slack(worst, (q * q) @ (self.slack_k[keys] ** 2).T / 3)
+        return Slack(worst, (q * q) @ (self.slack_k[..., keys, :] ** 2).swapaxes(-1, -2) / 3)
 
     def product_slack(self, q: Array, k: Array, rows: slice, keys: slice) -> Array | None:
         """Bound of the error of q·k, (rows, keys)."""
         if self.slack_q is None and self.slack_k is None:
             return None
-        total = np.zeros((len(q), len(k)))
+        total = np.zeros((*q.shape[:-1], k.shape[-2]))
         if self.slack_q is not None:
-            total += self.slack_q[rows] @ np.abs(k).T
+            total += self.slack_q[..., rows, :] @ np.abs(k).swapaxes(-1, -2)
         if self.slack_k is not None:
-            size = np.abs(q) if self.slack_q is None else np.abs(q) + self.slack_q[rows]
-            total += size @ self.slack_k[keys].T
+            size = np.abs(q) if self.slack_q is None else np.abs(q) + self.slack_q[..., rows, :]
+            total += size @ self.slack_k[..., keys, :].swapaxes(-1, -2)
         return total
 
 

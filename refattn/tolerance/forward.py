@@ -18,6 +18,9 @@ error analysis", use the former):
     LAMBDA * sqrt( sum p² v_θ (v-o)² + u_P²/3 sum p² v² + V_acc + V_l  + the ties of both sums )
     + what is coherent: a rounded scale 2u |do/dlog scale|, P's common error u_P |o|, underflow.
 
+Where sums are truncated their drifts (`rounding`) are coherent too: those of P·V and l, and those d_j of the scores,
+sum p d |v - o| by Cauchy-Schwarz, sum p d in lse; and small terms are not free, those of l apart.
+
 Terms that differ by less than a unit of their sum round alike when they are added to it, and count
 as coherent (`Ties.alike`).  Where a row's scores spread over less than four roundings of P, the
 rigorous P term is used.  Where the weights may be off by more than COARSE
@@ -65,6 +68,8 @@ class Forward:
     lse_rigorous: Array
     lse_sharp: Array
     lse_variance: Array
+    lse_drift: Array
+    """the part of lse_sharp that truncation makes, all to one side"""
     deviation: Array
     """of out, were all roundings independent of one another; infinite where they are not small"""
 
@@ -129,11 +134,17 @@ def _tile(
     e = np.expm1(np.minimum(s.error + e_x + (T + 1) * eps + T * u, LARGEST))
     a = p * e
     ar = dropped(a)
-    A0, A1 = a.sum(1, keepdims=True), ar @ v
-    A2 = dropped(ar) @ v2
-    about = np.maximum(A2 - 2 * o * A1 + o * o * A0, 0.0)
-    about += 1e-15 * (A2 + o * o * A0)  # the cancellation just made
-    theta = np.sqrt(A0) * np.sqrt(about)  # apart, since the product may underflow
+    A0 = a.sum(1, keepdims=True)
+
+    def apart_from_o(a: Array) -> Array:
+        """A bound of sum a |v - o|, by Cauchy-Schwarz."""
+        ar = dropped(a)
+        A0, A2 = a.sum(1, keepdims=True), dropped(ar) @ v2
+        about = np.maximum(A2 - 2 * o * (ar @ v) + o * o * A0, 0.0)
+        about += 1e-15 * (A2 + o * o * A0)  # the cancellation just made
+        return np.asarray(np.sqrt(A0) * np.sqrt(about))  # apart, since the product may underflow
+
+    theta = apart_from_o(a)
     aV = ar @ vabs
 
     rounding_p = u_p * (B + aV) + c.pv_rounds * u * (B + aV)
@@ -155,11 +166,12 @@ def _tile(
     small = np.where(large, 0.0, p)
     smallV = dropped(small) @ vabs
     half = (B + size) / 2  # no partial sum is larger
-    many = (visible_count - R) * u  # of the small terms: none costs more than itself, nor than u times the sum
-    smallV = np.minimum((smallV + np.where(large, 0.0, ar) @ vabs) * (1 + visible_count * u), many * (half + aV))
+    many = (visible_count - R) * c.u_sum  # of the small terms: none costs more than itself, nor than u times the sum
+    smallV = (smallV + np.where(large, 0.0, ar) @ vabs) * (1 + visible_count * u)
+    smallV = many * (half + aV) if c.truncates else np.minimum(smallV, many * (half + aV))
     small_l = np.minimum(small.sum(1, keepdims=True), many)
-    sum_v = R * u * (half + aV) + 2 * T * u * (B + aV) + smallV
-    sum_l = R * u + small_l + 2 * T * u
+    sum_v = R * c.u_sum * (half + aV) + 2 * T * u * (B + aV) + smallV
+    sum_l = R * c.u_sum + small_l + 2 * T * u
     rounded_l = u_p if precision.sum_rounded_weights else 0.0
     denominator = 1 - A0 - sum_l - rounded_l
     # 1 / l, and 1 / (1 - dropout), where 1 - dropout may be had in the accumulators' dtype
@@ -233,6 +245,11 @@ def _tile(
         bent = p * pairwise * LAMBDA**2 / 2  # what is not linear in the errors of scores
         second = dropped(bent) @ vabs + size * bent.sum(1, keepdims=True)
     deviation = np.sqrt(spread_o + variance_p + variance_sum + variance_l + common_out)
+    lse_drift = np.zeros_like(m)
+    if c.truncates:
+        of_scores, of_l = p * s.drift, R * u
+        smallV = c.drift(visible_count, prefix, S2, half) + size * of_l + apart_from_o(of_scores)
+        lse_drift = of_scores.sum(1, keepdims=True) + of_l
     coherent = coherent + underflow + smallV + size * small_l + second
     sharp = LAMBDA * deviation + scale_error + coherent + (u_p + 2 * u + factors) * size
     sharp = np.fmin(sharp, rigorous)  # squares may overflow in float64: then the rigorous one
@@ -249,7 +266,7 @@ def _tile(
     lse_rigorous = np.fmin(lse_rigorous, furthest + final - np.log1p(-np.minimum(sum_l + rounded_l, 0.999)))
     drift = 2 * u * (np.abs(sum_px) + np.abs(sum_pw)) + c.walk * eps + rounded_l + small_l
     lse_variance = W0 + sum_of_l + common_lse
-    lse_sharp = np.fmin(LAMBDA * np.sqrt(lse_variance) + final + drift, lse_rigorous)
+    lse_sharp = np.fmin(LAMBDA * np.sqrt(lse_variance) + final + drift + lse_drift, lse_rigorous)
     lse_sharp = np.where(coarse, lse_rigorous, lse_sharp)
     lse_variance = np.where(coarse, lse_rigorous**2, lse_variance) + (final + drift) ** 2 / 3
     if precision.weights_from_lse:
@@ -260,7 +277,7 @@ def _tile(
     zero = np.where(dead, 0.0, 1.0)
     return Forward(
         o, rigorous * zero, sharp * zero, variance_sum, coherent * zero,
-        lse, lse_rigorous * zero, lse_sharp * zero, lse_variance * zero, np.sqrt(apart),
+        lse, lse_rigorous * zero, lse_sharp * zero, lse_variance * zero, lse_drift * zero, np.sqrt(apart),
     )  # fmt: skip
 
 

@@ -8,6 +8,10 @@ sum p dp; nothing is renormalised, so the error of lse does not cancel:
     e_Δ = sum |dout| e_out + (Dv+1) u sum |dout||o| + sum p (e_dP + (ē + |R| u) |dP|)   (whichever way)
     dT = P (dP - Δ + dlse),  dS = dT·slope
     e_dT = P ē |dP - Δ + dlse| + P (1+ē)(e_dP + e_Δ + 2u (|dP| + |Δ| + |dlse|)),  e_dS likewise with slope
+
+Where sums are truncated the drifts (`rounding`) d of t and lse, d_dP and d_slope make of dS
+
+    P (d |dP - Δ + dlse| + d_dP) |slope| + |dT| d_slope,   and of Δ   sum p (d |dP| + d_dP + |R| u |dP|).
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from .extras import NONE, Extras
 from .forward import LARGEST, Forward, Tile
 from .rounding import Units, half_ulp, repetitive
 from .scores import Scores, scores
-from .ties import Ties
+from .ties import NoTies, Ties
 
 __all__ = ["Head", "Keys", "Pairs", "Rows", "Slopes", "delta_errors", "pairs", "rows_of", "slopes"]
 
@@ -40,7 +44,8 @@ class Head(NamedTuple):
     forward: Forward
     visible: Tile
     bias: Tile
-    sink: float | None
+    sink: Any
+    """a number, or None"""
     extras: Extras = NONE
     scalars: bool = False
     """whether dscale or dsoftcap is wanted"""
@@ -60,7 +65,7 @@ class Keys:
     c: Units
 
     def __post_init__(self) -> None:
-        self.same_k, self.same_v = repetitive(self.k).T, repetitive(self.v).T
+        self.same_k, self.same_v = (repetitive(x).swapaxes(-1, -2) for x in (self.k, self.v))
 
 
 @dataclass
@@ -74,6 +79,7 @@ class Rows:
     e_delta: Array
     v_delta: Array
     b_delta: Array
+    lse_drift: Array
     same_q: Array
     same_dout: Array
 
@@ -93,6 +99,9 @@ class Pairs(NamedTuple):
     dP: Array
     e_dP: Array
     v_dP: Array
+    drift: Array
+    """of t and lse together, by truncation"""
+    drift_dP: Array
     burst: Array
     """where the exponent of P is off by so much that P may overflow"""
     over: Array
@@ -113,7 +122,7 @@ class Slopes(NamedTuple):
     dS: Array
     e_dS: Array
     low: Array
-    """the part of it that is underflow"""
+    """the part of it that is underflow or drift"""
     relative: Array
     """standard deviation of what is proportional to dS, with its sign"""
     absolute: Array
@@ -126,16 +135,16 @@ def rows_of(h: Head) -> Rows:
     f = h.forward
     dead = np.isneginf(f.lse)
     lse = np.where(dead, 0.0, f.lse)
-    delta = np.where(dead, 0.0, (h.dout * f.out).sum(1, keepdims=True))
+    delta = np.where(dead, 0.0, (h.dout * f.out).sum(-1, keepdims=True))
     e, v, b = (np.zeros_like(lse) for _ in range(3))
-    return Rows(lse, f.lse_rigorous, f.lse_variance, delta, e, v, b, repetitive(h.q), repetitive(h.dout))
+    return Rows(lse, f.lse_rigorous, f.lse_variance, delta, e, v, b, f.lse_drift, repetitive(h.q), repetitive(h.dout))
 
 
 def pairs(h: Head, r: Rows, g: Keys, rows: slice, keys: slice) -> Pairs:
     c, precision = g.c, g.precision
     u = c.u
     visible = h.visible(rows, keys)
-    repeats = r.same_q[rows] & g.same_k[:, keys]
+    repeats = r.same_q[rows] & g.same_k[..., keys]
     kept = h.extras.factors(rows, keys)
     s = scores(
         h.q[rows], g.k[keys], repeats, visible, h.bias(rows, keys), g.scale, g.softcap, precision, c,
@@ -151,21 +160,24 @@ def pairs(h: Head, r: Rows, g: Keys, rows: slice, keys: slice) -> Pairs:
     e = np.expm1(np.minimum(exponent, LARGEST))
     variance = s.variance + u * u / 3 * (4 * away**2 + 2 * far**2) + c.eps**2 / 3 + normalised**2 / 3
     dout, v = h.dout[rows], g.v[keys]
-    Dv = v.shape[1]
-    dP = dout @ v.T
-    A = np.abs(dout) @ np.abs(v).T
-    squares = (dout * dout) @ (v * v).T
+    Dv = v.shape[-1]
+    v_t = v.swapaxes(-1, -2)
+    dP = dout @ v_t
+    A = np.abs(dout) @ np.abs(v_t)
+    squares = (dout * dout) @ (v_t * v_t)
     # dout has the output's dtype, v the inputs': products are exact where both have 16 bits
     rounds = float(FORMATS[precision.out].bits + FORMATS[precision.inputs].bits > FORMATS[precision.accumulate].bits)
-    e_dP = Dv * u * (A + np.abs(dP)) / 2 * (1 + Dv * u) + rounds * u * A + Dv * c.eta
+    e_dP = Dv * c.u_sum * (A + np.abs(dP)) / 2 * (1 + Dv * c.u_sum) + rounds * u * A + Dv * c.eta
     v_dP = u * u / 3 * (Dv * (dP * dP / 3 + squares / 6) + rounds * squares)
-    v_dP = np.where(r.same_dout[rows] & g.same_v[:, keys], e_dP * e_dP, v_dP)
+    v_dP = np.where(r.same_dout[rows] & g.same_v[..., keys], e_dP * e_dP, v_dP)
+    drift_dP = c.drift(Dv, dP, squares, (A + np.abs(dP)) / 2)
     if h.extras.slack_v is not None:
         e_dP = e_dP + np.abs(dout) @ h.extras.slack_v[keys].T + u * A
         v_dP = v_dP + e_dP * e_dP
     if kept is not None:
         own = (2 + kept) * u * np.abs(dP)  # 1 / (1 - dropout), had in the accumulators' dtype
         dP, e_dP, v_dP = dP * kept, (e_dP + own + c.eta) * kept, (v_dP + own * own) * kept * kept
+        drift_dP = drift_dP * kept
     if c.u_scores:  # dP is stored in the scores' dtype too
         e_dP = e_dP + c.u_scores * np.abs(dP) + c.scores_eta
         v_dP = v_dP + c.u_scores**2 / 3 * dP * dP + c.scores_eta**2
@@ -175,7 +187,8 @@ def pairs(h: Head, r: Rows, g: Keys, rows: slice, keys: slice) -> Pairs:
         flushed = flushed + np.where(visible & (P < c.weights_normal), np.minimum(c.weights_eta / 2, P), 0.0)
     return Pairs(
         t, visible, np.where(visible, far, 0.0), P, e, variance,
-        s.slope, s.slope_error, s.slope_deviation, dP, e_dP, v_dP, burst, over, flushed, kept, s, c,
+        s.slope, s.slope_error, s.slope_deviation, dP, e_dP, v_dP, s.drift + r.lse_drift[rows], drift_dP, burst, over,
+        flushed, kept, s, c,
     )  # fmt: skip
 
 
@@ -203,6 +216,9 @@ def slopes(p: Pairs, h: Head, r: Rows, g: Keys, rows: slice) -> Slopes:
         low = low + np.where(p.visible, np.minimum(c.scores_eta / max(abs(g.scale), 1e-300), size + e_dS), 0.0)
     e_rounded = e_dS + u_p * (size + e_dS) + low
     low = low + p.flushed * np.abs(core * p.slope)
+    if c.truncates:
+        drift = p.P * (p.drift * np.abs(core) + p.drift_dP) * np.abs(p.slope) + np.abs(dT) * p.scores.slope_drift
+        low = low + np.where(p.visible, drift, 0.0)
     # beyond the range of the weights' dtype an honest kernel overflows
     e_rounded = np.where(np.isinf(e_dS) | ((1 + u_p) * (size + e_dS) > c.weights_max), np.inf, e_rounded)
     rounding = (u_p * u_p + 3 * u * u + 2 * c.u_scores**2) / 3
@@ -212,35 +228,37 @@ def slopes(p: Pairs, h: Head, r: Rows, g: Keys, rows: slice) -> Slopes:
     return Slopes(dT, e_dT, dS, e_rounded, low, relative, spread * p.slope, spread)
 
 
-def delta_errors(p: Pairs, h: Head, r: Rows, rows: slice, ties: Ties, c: Units) -> None:
+def delta_errors(p: Pairs, h: Head, r: Rows, rows: slice, ties: Ties | NoTies, c: Units) -> None:
     """Fill e_delta (rigorous), v_delta (variance) and b_delta (coherent) of the rows."""
     u, u_p = c.u, c.u_weights
     f, dout = h.forward, h.dout[rows]
     o, delta = f.out[rows], r.delta[rows]
-    Dv = dout.shape[1]
+    Dv = dout.shape[-1]
     most = np.abs(o) + f.rigorous[rows]
     flushed = np.where(np.abs(o) - f.rigorous[rows] < c.out_flushed, np.minimum(most, c.out_flushed), 0.0)
     e_out = f.rigorous[rows] + half_ulp(most, c.out) + flushed
     products = np.abs(dout) * np.abs(o)
-    dot = (Dv + 1) * u * products.sum(1, keepdims=True)
-    large = (p.P > u).sum(1, keepdims=True)
-    by_keys = (p.P * (p.e_dP + (p.e + large * u) * np.abs(p.dP))).sum(1, keepdims=True)
-    r.e_delta[rows] = (np.abs(dout) * e_out).sum(1, keepdims=True) + dot + by_keys + (Dv + 2) * c.eta
-    r.e_delta[rows] = np.where(p.over.any(1, keepdims=True), np.inf, r.e_delta[rows])
+    dot = (Dv + 1) * u * products.sum(-1, keepdims=True)
+    large = (p.P > u).sum(-1, keepdims=True)
+    by_keys = (p.P * (p.e_dP + (p.e + large * c.u_sum) * np.abs(p.dP))).sum(-1, keepdims=True)
+    r.e_delta[rows] = (np.abs(dout) * e_out).sum(-1, keepdims=True) + dot + by_keys + (Dv + 2) * c.eta
+    r.e_delta[rows] = np.where(p.over.any(-1, keepdims=True), np.inf, r.e_delta[rows])
     w = p.P * np.sqrt(p.v) * (p.dP - delta)
     wp = u_p * p.P * p.dP
-    variance = (w * w).sum(1, keepdims=True) + ties.sum_squares_of(w)
-    variance += ((wp * wp).sum(1, keepdims=True) + ties.sum_squares_of(wp)) / 3
+    variance = (w * w).sum(-1, keepdims=True) + ties.sum_squares_of(w)
+    variance += ((wp * wp).sum(-1, keepdims=True) + ties.sum_squares_of(wp)) / 3
     variance += r.v_lse[rows] * delta**2  # sum p dp scales with the weights
     rounded = dout * np.sqrt((c.u_out * o) ** 2 / 3 + (c.eta_out / 2) ** 2 + f.accumulation_variance[rows])
-    peak = np.abs(o).max(1, keepdims=True, initial=0.0)
-    columns = Ties(o, (1e-12 * peak, c.u_out / 4 * peak), np.ones(o.shape, dtype=bool))  # equal columns round alike
-    variance += (rounded**2).sum(1, keepdims=True) + columns.sum_squares_of(rounded)
-    variance += u * u / 3 * ((p.P * p.dP) ** 2).sum(1, keepdims=True) + (p.P**2 * p.v_dP).sum(1, keepdims=True)
+    peak = np.abs(o).max(-1, keepdims=True, initial=0.0)
+    columns = ties.others(o, (1e-12 * peak, c.u_out / 4 * peak))  # equal columns round alike
+    variance += (rounded**2).sum(-1, keepdims=True) + columns.sum_squares_of(rounded)
+    variance += u * u / 3 * ((p.P * p.dP) ** 2).sum(-1, keepdims=True) + (p.P**2 * p.v_dP).sum(-1, keepdims=True)
     variance += ties.sum_squares_of(p.P * np.sqrt(p.v_dP))
     variance += u * u / 9 * large * delta**2
-    variance += u * u / 3 * Dv * (delta**2 / 3 + (products**2).sum(1, keepdims=True) / 6)
+    variance += u * u / 3 * Dv * (delta**2 / 3 + (products**2).sum(-1, keepdims=True) / 6)
     r.v_delta[rows] = variance
     same = r.same_dout[rows] & repetitive(o)
-    coherent = (np.abs(dout) * (f.coherent[rows] + flushed)).sum(1, keepdims=True) + np.where(same, dot, 0.0)
+    coherent = (np.abs(dout) * (f.coherent[rows] + flushed)).sum(-1, keepdims=True) + np.where(same, dot, 0.0)
+    if c.truncates:
+        coherent += (p.P * (p.drift_dP + (p.drift + large * u) * np.abs(p.dP))).sum(-1, keepdims=True)
     r.b_delta[rows] = (u_p + 4 * u) * np.abs(delta) + coherent + (Dv + 2) * c.eta

@@ -6,6 +6,16 @@ sum of any summation tree is a subset sum; with A = sum |terms| and s = sum term
 (n-1) u (A+|s|)/2, up to twice sharper than the textbook's (n-1) u A (Higham, "Accuracy and
 Stability of Numerical Algorithms", 2nd ed., section 4.2), plus u A where products are rounded.
 
+Truncation.  |fl(a+b) - (a+b)| < 2 u |a+b| toward zero: 2 n u (A+|s|)/2 at most, and no term costs less
+for being small, since one of the other sign takes a whole unit off (not so where no term is negative).
+Errors, uniform on [0, 2u) of the partial sum, are u of it on average, +-u about that: what is
+random is as before, but the averages add up, to n u of the partial sums.  In a random order a partial sum
+has a mean square of at most s² + sum t²/4 (of a walk that ends at s), and it is at most (A+|s|)/2, so
+
+    drift = n u min( sqrt(s² + sum t²/4), (A+|s|)/2 ).
+
+Drifts are coherent: they are added up with |.| wherever they go.  Adding k products at a time makes n / k of it.
+
 Acceptance.  Rounding is monotone: an honest answer y = RN(z) with |z - o| <= t satisfies
 RN(o - t) <= y <= RN(o + t), which is exact about subnormals, overflow and the rounding itself.
 """
@@ -43,6 +53,9 @@ class Units:
             return 2 * f.smallest_normal if precision.flush_subnormal else f.eta
 
         self.u = accumulate.u
+        self.truncates = precision.accumulate_rounding == "truncate"
+        self.u_sum = 2 * self.u if self.truncates else self.u
+        """what an addition to a sum of products is off by at most"""
         self.smallest_normal = accumulate.smallest_normal
         self.eta = accumulate.smallest_normal if precision.flush_subnormal else accumulate.eta
         self.largest_exponent = math.log(accumulate.max)
@@ -69,6 +82,12 @@ class Units:
         self.scores_max = FORMATS[precision.scores].max if precision.scores else math.inf
         self.walk = 1.0 + math.log1p(self.rescalings)  # rescalings that a random order of maxima makes
 
+    def drift(self, count: Array | float, value: Array, squares: Array, most: Array) -> Array:
+        """What truncation takes off sums of `count` terms, whose partial sums are at most `most`; 0 in rounding."""
+        if not self.truncates:
+            return np.zeros(())
+        return np.asarray(count * self.u * np.minimum(np.sqrt(value * value + squares / 4), most))
+
     def widths(self, far: Array) -> tuple[Array, ...]:
         """Widths of the bins in which scores of size `far` round alike, narrowest first."""
         agree = self.agree * far
@@ -76,14 +95,14 @@ class Units:
 
 
 def repetitive(x: Array) -> Array:
-    """Rows (n, 1) of x (n, d) that hold few different sizes, zero aside: one for eight places, or fewer.
+    """Rows (..., n, 1) of x (..., n, d) that hold few different sizes, zero aside: one for eight places, or fewer.
 
     The products of two such rows repeat, and to add the same number over and over rounds the same
     way each time: their dot product gets the rigorous bound.
     """
-    sizes = np.sort(np.abs(x), axis=1)
-    different = (sizes[:, :1] > 0).sum(1) + (np.diff(sizes, axis=1) > 0).sum(1)
-    return np.asarray(different <= x.shape[1] / 8)[:, None]
+    sizes = np.sort(np.abs(x), axis=-1)
+    different = (sizes[..., :1] > 0).sum(-1) + (np.diff(sizes, axis=-1) > 0).sum(-1)
+    return np.asarray(different <= x.shape[-1] / 8)[..., None]
 
 
 def half_ulp(x: Array, name: str) -> Array:

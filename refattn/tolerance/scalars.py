@@ -12,6 +12,7 @@ with dC = dT * slope of score_mod.  Rigorous, whether dscale is had pair by pair
 Sharp, as `backward` has it: variances of independent errors add; pairs of the head whose t - lse agree
 round alike and add coherently; the errors of delta and lse are common to a row, and to rows that
 have the same lse and delta; rows in which errors are not independent count with their rigorous error.
+Where sums are truncated the rigorous bound is all there is.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Total:
     squares: float = 0.0
     count: float = 0.0
     alike: bool = False
-    """whether many of its terms are the same number, and round alike when they are added"""
+    """whether terms err alike when they are added: many are the same number, or sums are truncated"""
 
     def __add__(self, other: Total) -> Total:
         sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "alike"}
@@ -97,8 +98,9 @@ class Scalars:
         spread: tuple[Array, ...] = (s.relative * x, s.absolute * x, s.dS * (D * c.u * A + off))
         squares = s.dS * s.dS * ((q * q) @ (g.k * g.k).T + x * x)
         self.dscale = self.dscale.along(tile.total(
-            s.dS * x, error + n * c.u * (terms + error), spread, p.slope * x, s.low * A, terms, squares, D, c.u_weights
-        ))
+            s.dS * x, error + n * c.u_sum * (terms + error), spread, p.slope * x, s.low * A, terms, squares, D,
+            c.u_weights,
+        ))  # fmt: skip
         if g.softcap is None:
             return
         z = p.scores.s / g.softcap
@@ -115,7 +117,7 @@ class Scalars:
         relative = np.sqrt(p.v + 4 * c.u**2) * dC
         spread = (relative * value, s.spread * p.scores.outer * value, s.dT * p.scores.outer_error * value, dC * e_g)
         self.dsoftcap = self.dsoftcap.along(tile.total(
-            dC * value, error + n * c.u * (terms + error), spread, p.scores.outer * value,
+            dC * value, error + n * c.u_sum * (terms + error), spread, p.scores.outer * value,
             p.flushed * np.abs(p.dP) * parts, terms, terms * terms, 1, 0.0,
         ))  # fmt: skip
 
@@ -153,7 +155,8 @@ class _Tile:
         return Total(
             float(value.sum()), float(rigorous.sum()), variance,
             float(coherent.sum()), float(terms.sum()), float(squares.sum()),
-            float(p.visible.sum() * D), bool(len(np.unique(seen)) < len(seen) / 8 or len(seen) < 8),
+            float(p.visible.sum() * D),
+            p.c.truncates or bool(len(np.unique(seen)) < len(seen) / 8 or len(seen) < 8),
         )  # fmt: skip
 
 

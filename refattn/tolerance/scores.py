@@ -12,6 +12,8 @@ With x = q·k, A = |q|·|k| and D terms (`rounding` has the sum's bound),
 The variance is the same with independent, centred roundings, uniform on +-h, hence h²/3 each; the
 partial sums of a dot product in random order have mean square x²/3 + sum q²k² / 6.  Where the
 products repeat (`rounding.repetitive`) the variance is |dx|², that of any error of that size.
+
+Where sums are truncated u is 2 u in |dx|, and the drift of x (`rounding`) goes through the slopes as |dx| does.
 """
 
 from __future__ import annotations
@@ -49,6 +51,9 @@ class Scores(NamedTuple):
     outer: Array
     """the slope of score_mod alone"""
     outer_error: Array
+    drift: Array
+    """the part of the error that truncation makes, all to one side"""
+    slope_drift: Array
 
 
 def scores(
@@ -60,13 +65,13 @@ def scores(
     `repeats` (broadcasting to (rows, keys)) says which pairs have products that repeat; `slack`
     bounds what q·k is off by because q and k are; `mod` is score_mod on this tile.
     """
-    D = q.shape[1]
+    D = q.shape[-1]
     u = c.u
-    x = q @ k.T
+    x = q @ k.swapaxes(-1, -2)
     ax = np.abs(x)
-    A = np.abs(q) @ np.abs(k).T
-    squares = (q * q) @ (k * k).T
-    dot = D * u * (A + ax) / 2 * (1 + D * u) + c.qk_rounds * u * A + D * c.eta
+    A = np.abs(q) @ np.abs(k).swapaxes(-1, -2)
+    squares = (q * q) @ (k * k).swapaxes(-1, -2)
+    dot = D * c.u_sum * (A + ax) / 2 * (1 + D * c.u_sum) + c.qk_rounds * u * A + D * c.eta
     dot_variance = u * u / 3 * (D * (x * x / 3 + squares / 6) + c.qk_rounds * squares)
     dot_variance = np.where(repeats, dot * dot, dot_variance)
     if slack is not None:  # products of what was rotated or dequantised are inexact
@@ -84,7 +89,8 @@ def scores(
         e = e + 2 * c.u_scores * magnitude + c.scores_eta
         v = v + 2 * c.u_scores**2 / 3 * magnitude**2 + c.scores_eta**2
     s_error = e
-    t, slope, slope_error, slope_deviation = s, np.ones(()), np.zeros(()), np.zeros(())
+    drift = size * np.where(repeats, dot, c.drift(D, x, squares, (A + ax) / 2)) if c.truncates else np.zeros(())
+    t, slope, slope_error, slope_deviation, slope_drift = s, np.ones(()), *(np.zeros(()) for _ in range(3))
     if softcap is not None:
         tanh = np.tanh(s / softcap)
         t = softcap * tanh
@@ -92,6 +98,8 @@ def scores(
         steepest = 1 / np.cosh(np.minimum(np.maximum(magnitude - e, 0) / softcap, 300)) ** 2
         slope_error = 2 * np.abs(tanh) * (steepest * e / softcap + c.tanh) + 4 * u
         slope_deviation = np.sqrt(4 * tanh**2 * (slope**2 * v / softcap / softcap + c.tanh**2 / 3) + u * u)
+        slope_drift = 2 * np.abs(tanh) * steepest * drift / softcap
+        drift = steepest * drift
         e = steepest * (e + c.u_scores * magnitude) + (c.tanh + 3 * u + c.u_scores) * np.abs(t) + c.scores_eta
         v = slope**2 * (v + c.u_scores**2 / 3 * s * s) + (c.tanh**2 + u * u + c.u_scores**2) / 3 * t * t
     outer, outer_error = np.ones(()), np.zeros(())
@@ -99,6 +107,8 @@ def scores(
         outer, outer_error, outer_deviation = mod.slope(t, e, v, u)
         slope_error = np.abs(outer) * slope_error + outer_error * (np.abs(slope) + slope_error) + 2 * u * np.abs(slope)
         slope_deviation = np.hypot(outer * slope_deviation, slope * outer_deviation)
+        slope_drift = np.abs(outer) * slope_drift + mod.f.bend * drift * np.abs(slope)
+        drift = mod.f.steepest(t, e, *mod.place) * drift
         slope = slope * outer
         t, e, v = mod.apply(t, e, v, u)
         e = e + c.u_scores * np.abs(t) + c.scores_eta
@@ -114,4 +124,5 @@ def scores(
         np.where(visible, t, -np.inf), np.where(visible, e, 0.0), np.where(visible, v, 0.0),
         slope, slope_error, slope_deviation, np.where(visible, log_scale, 0.0),
         s, s_error, capped, capped_error, outer, outer_error,
+        np.where(visible, drift, 0.0) if c.truncates else drift, slope_drift,
     )  # fmt: skip

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Ties"]
+__all__ = ["NoTies", "Ties"]
 
 Array = np.ndarray[Any, Any]
 
@@ -37,6 +37,10 @@ class Ties:
         self.order = np.argsort(key, axis=1)
         ascending = np.take_along_axis(key, self.order, 1)
         self.levels = [_Bins(_with_previous(ascending, width), self.order) for width in widths]
+
+    def others(self, key: Array, widths: tuple[Array, ...]) -> Ties:
+        """Bins of other numbers, all of which are active."""
+        return Ties(key, widths, np.ones(key.shape, dtype=bool))
 
     def alike(self, p: Array, unit: Array) -> Array:
         """sum over bins of n² - n, (rows, 1), of the n terms of p (rows, keys) within half a `unit` (rows, 1).
@@ -72,6 +76,22 @@ class Ties:
                 sums = np.add.reduceat(w[bins.rows, bins.columns], bins.starts)
                 total += np.bincount(bins.owners, sums * sums, minlength=self.shape[0])
         return total[:, None]
+
+
+class NoTies:
+    """In place of `Ties` where none are looked for: then sums over bins are 0."""
+
+    def others(self, key: Array, widths: tuple[Array, ...]) -> NoTies:
+        return self
+
+    def alike(self, p: Array, unit: Array) -> Array:
+        return np.zeros(())
+
+    def sum_squares(self, w: Array, c: Array, center: Array | None = None) -> Array:
+        return np.zeros(())
+
+    def sum_squares_of(self, w: Array) -> Array:
+        return np.zeros(())
 
 
 def _with_previous(ascending: Array, width: Array) -> Array:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from .. import oracle, streaming
+from .. import oracle
 from ..case import CACHES, MATRICES, OUTPUTS
 from ..dtypes import FORMATS
 from ..inputs import Problem
 from ..inputs.transforms import query_positions, tables_of
-from ..nonfinite import Nonfinite
 from ..precision import Conventions, Precision
 from ..rotary import unrotate
 from ..tolerance import Forward, Scalars, Total, backward, forward, matrices
 from ..tolerance.backward import Bound, Head
 from .expected import Expected
 from .finish import finish
+from .solver import solve
 from .sums import BiasSum
 from .view import View, pair_norms
 
@@ -30,30 +29,22 @@ Made = tuple[dict[str, Array], dict[str, list[Array]]]
 """values by name, and [rigorous, sharp] radii"""
 
 SCALARS = ("dscale", "dsoftcap")
-DENSE = 1 << 22  # scores of all heads up to which the oracle serves
 
 
 class Truth:
-    """A problem under a contract and conventions; `bound` bounds the forward of one head."""
+    """A problem under a contract and conventions."""
 
-    def __init__(
-        self, problem: Problem, precision: Precision, conventions: Conventions, bound: Callable[..., Forward]
-    ) -> None:
-        self.bound = bound
+    def __init__(self, problem: Problem, precision: Precision, conventions: Conventions) -> None:
         self.case, self.precision, self.conventions = problem.case, precision, conventions
         self.view = View(problem, precision)
-        self.keep = problem.logical.get("keep")
-        exact = self.view.exact
-        self.nonfinite = (
-            None if all(np.isfinite(x).all() for x in exact.values()) else Nonfinite(self.case, exact, conventions)
-        )
+        self.nonfinite = self.view.nonfinite(conventions)
         self.heads = {(b, h): self._forward(b, h) for b in range(self.case.B) for h in range(self.case.H)}
 
     def _forward(self, b: int, h: int, sinks: bool = True) -> Forward:
         view = self.view
         q, k, v = (view.clean[n][b, i] for n, i in (("q", h), ("k", h // view.group), ("v", h // view.group)))
         sink = view.sink(h) if sinks else None
-        return self.bound(
+        return forward(
             q, k, v, *view.tiles(b, h), view.scale, self.case.softcap, sink, self.precision, view.extras(b, h)
         )
 
@@ -83,16 +74,10 @@ class Truth:
         return found
 
     def _forward_values(self) -> dict[str, Array]:
-        out, lse = self._solve("attention")
+        out, lse = solve(self.view, "attention")
         if self.conventions.lse_sinks == "excluded" and "sinks" in self.view.exact:
-            lse = self._solve("attention", sinks=False)[1]
+            lse = solve(self.view, "attention", sinks=False)[1]
         return {"out": out, "lse": lse}
-
-    def _solve(self, name: str, *more: Any, sinks: bool = True) -> Any:
-        case, x = self.case, self.view.exact
-        solver = oracle if case.B * case.H * case.Lq * case.Lk <= DENSE else streaming
-        options = self.view.options | {"dropout": case.dropout, "keep": self.keep}
-        return getattr(solver, name)(x["q"], x["k"], x["v"], *more, **options | ({} if sinks else {"sinks": None}))
 
     def _radius(self, name: str, f: Forward) -> tuple[Array, Array]:
         if name == "out":
@@ -127,7 +112,7 @@ class Truth:
         if not case.backward:
             return {}, {}
         clean, group, u = view.clean, view.group, FORMATS[self.precision.accumulate].u
-        values = self._solve("attention_grad", view.exact["dout"], view.exact.get("dlse"))._asdict()
+        values = solve(view, "attention_grad", view.exact["dout"], view.exact.get("dlse"))._asdict()
         dbias = BiasSum(case.bias_shape) if case.bias is not None else None
         dsinks = np.zeros((2, case.H))
         scalars: list[Scalars] = []

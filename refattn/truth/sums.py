@@ -32,5 +32,16 @@ class BiasSum:
 
         return add
 
+    def over(self, bs: slice, hs: slice) -> Any:
+        """The same of tiles (b, h, rows, keys) of some heads."""
+        stretched = tuple(axis for axis, n in enumerate(self.error.shape) if n == 1)
+        place = tuple(EVERYTHING if n == 1 else at for at, n in zip((bs, hs), self.error.shape, strict=False))
+
+        def add(rows: slice, dT: Array, error: Array) -> None:
+            for total, part in ((self.error, error), (self.terms, np.abs(dT)), (self.count, np.ones_like(dT))):
+                total[place] += part.sum(stretched, keepdims=True)
+
+        return add
+
     def radius(self, u: float) -> Array:
         return self.error + self.count * u * (self.terms + self.error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from ..case import Case
 from ..dtypes import FORMATS
 from ..inputs import Problem
 from ..inputs.transforms import cached
-from ..precision import Precision
+from ..nonfinite import Nonfinite
+from ..precision import Conventions, Precision
 from ..rotary import Rotary
 from ..score_mods import SCORE_MODS
 from ..tolerance import Extras, Tile, repetitive
@@ -27,9 +29,10 @@ class View:
 
     def __init__(self, problem: Problem, precision: Precision) -> None:
         self.case = case = problem.case
+        self.keep = problem.logical.get("keep")
         self.kept = _kept(case, problem.logical)
         self.exact = {n: np.asarray(x, dtype=np.float64) for n, x in problem.logical.items() if n != "keep"}
-        self.clean = {name: np.where(np.isfinite(x), x, 0.0) for name, x in self.exact.items()}
+        self.clean = {n: x if np.isfinite(x).all() else np.where(np.isfinite(x), x, 0.0) for n, x in self.exact.items()}
         if "bias" in self.exact:
             self.clean["bias"] = np.where(np.isneginf(self.exact["bias"]), -np.inf, self.clean["bias"])
         self.group = case.H // case.Hkv if case.Hkv else 1
@@ -38,15 +41,25 @@ class View:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of the oracle."""
+        """The options of the oracle, but for dropout."""
         case, x = self.case, self.exact
-        return {
+        options = {
             "mask": case.visibility, "bias": x.get("bias"), "scale": case.scale, "softcap": case.softcap,
-            "sinks": x.get("sinks"), "score_mod": None if case.score_mod is None else SCORE_MODS[case.score_mod],
+            "sinks": x.get("sinks"),
         }  # fmt: skip
+        return options if case.score_mod is None else options | {"score_mod": SCORE_MODS[case.score_mod]}
+
+    def nonfinite(self, conventions: Conventions) -> Nonfinite | None:
+        """Where an infinity or a NaN is an honest answer, if any input is not finite."""
+        if all(np.isfinite(x).all() for x in self.exact.values()):
+            return None
+        return Nonfinite(self.case, self.exact, conventions)
 
     def sink(self, h: int) -> float | None:
-        return float(self.clean["sinks"][h]) if "sinks" in self.clean else None
+        """The logit of a head's sink; None without one, which -inf says too."""
+        if "sinks" not in self.exact or np.isneginf(self.exact["sinks"][h]):
+            return None
+        return float(self.clean["sinks"][h])
 
     def bias(self, b: int, h: int, rows: slice, keys: slice) -> Array | None:
         if "bias" not in self.clean:
@@ -59,6 +72,60 @@ class View:
         seen = self.case.visibility.tile(rows, keys, b, h)
         bias = self.bias(b, h, rows, keys)
         return seen if bias is None else seen & ~np.isneginf(bias)
+
+    # of some heads at once: arrays (b, h, rows, keys), or such that broadcast to it
+
+    def _bias_of(self, bs: slice, hs: slice, rows: slice, keys: slice) -> Array | None:
+        if "bias" not in self.clean:
+            return None
+        x = self.clean["bias"]
+        return x[tuple(at if n > 1 else EVERYTHING for at, n in zip((bs, hs, rows, keys), x.shape, strict=True))]
+
+    def of_queries(self, x: Array, bs: slice, hs: slice) -> Array:
+        """What belongs to key heads, repeated for each query head."""
+        heads = np.arange(self.case.H)[hs]
+        return x[bs] if self.group == 1 and len(heads) == x.shape[1] else x[bs, heads // self.group]
+
+    def sinks(self, hs: slice) -> Array | None:
+        """(h, 1, 1); -inf where there is none."""
+        if "sinks" not in self.exact:
+            return None
+        return np.where(np.isneginf(self.exact["sinks"]), -np.inf, self.clean["sinks"])[hs].reshape(-1, 1, 1)
+
+    def tiles_of(self, bs: slice, hs: slice) -> tuple[Tile, Tile]:
+        """visible and bias, which is 0 where it hides."""
+
+        def bias(rows: slice, keys: slice) -> Array | None:
+            found = self._bias_of(bs, hs, rows, keys)
+            return None if found is None else np.where(np.isneginf(found), 0.0, found)
+
+        return partial(self._visible_of, bs, hs), bias
+
+    def _visible_of(self, bs: slice, hs: slice, rows: slice, keys: slice) -> Array:
+        one = bs.stop - bs.start == hs.stop - hs.start == 1
+        where = (bs.start, hs.start) if one else ()
+        seen = self.case.visibility.tile(rows, keys, *where)
+        seen = seen[None, None] if one else seen[bs, hs]
+        bias = self._bias_of(bs, hs, rows, keys)
+        return seen if bias is None else seen & ~np.isneginf(bias)
+
+    def extras_of(self, bs: slice, hs: slice) -> Extras:
+        case, factors = self.case, self.kept
+        b, h, i, j = np.ogrid[bs, hs, : case.Lq, : case.Lk]
+
+        def place(rows: slice, keys: slice) -> tuple[Any, Any, Any, Any]:
+            return b, h, i[:, :, rows], j[..., keys]
+
+        def kept(rows: slice, keys: slice) -> Array:
+            return np.asarray(factors[bs, hs, rows, keys])  # type: ignore[index]
+
+        mod = None if case.score_mod is None else SCORE_MODS[case.score_mod]
+        slack = {n: x[bs, hs] if n == "q" else self.of_queries(x, bs, hs) for n, x in self.slack.items()}
+        independent = bool(self.independent[bs, hs].any())
+        kept_or_none = None if factors is None else kept
+        return Extras(mod, place, kept_or_none, slack.get("q"), slack.get("k"), slack.get("v"), independent)
+
+    # of one head: (rows, keys)
 
     def tiles(self, b: int, h: int) -> tuple[Tile, Tile]:
         """visible and bias of one head."""
@@ -81,9 +148,14 @@ class View:
         slack = {n: x[b, h if n == "q" else h // self.group] for n, x in self.slack.items()}
         return Extras(
             None if case.score_mod is None else SCORE_MODS[case.score_mod], place, None if factors is None else kept,
-            slack.get("q"), slack.get("k"), slack.get("v"), self._independent(b, h),
+            slack.get("q"), slack.get("k"), slack.get("v"), bool(self.independent[b, h]),
         )  # fmt: skip
 
+    @cached_property
+    def independent(self) -> Array:
+        """(B, H): whether the errors of a head's rotated inputs are (`Extras.independent`)."""
+        heads = np.ndindex(self.case.B, self.case.H)
+        return np.array([self._independent(b, h) for b, h in heads]).reshape(self.case.B, self.case.H)
 
     def _independent(self, b: int, h: int) -> bool:
         """Whether rotated q and k are rounded as different numbers are: no key twice, and no few sizes."""
