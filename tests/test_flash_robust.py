@@ -190,6 +190,12 @@ def test_other_dtypes_are_refused_by_name(change: Any) -> None:
             solve(x | {name: made})
 
 
+def test_float8_is_refused() -> None:
+    x = {name: a.astype(ml_dtypes.float8_e4m3fn) if name in "qkv" else a for name, a in problem("float32").items()}
+    with pytest.raises(TypeError, match="q.dtype=float8_e4m3fn must have 16 bits"):
+        solve(x)
+
+
 def test_q_k_and_v_are_of_one_dtype() -> None:
     x = problem("float64")
     with pytest.raises(TypeError, match="q, k and v of float32, float64 must have one dtype"):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..case import MATRICES, Case
+from ..case import GRADIENTS, MATRICES, Case
 from ..dtypes import FORMATS, round_to
 from ..memory import take
 from ..precision import Precision, preset
@@ -280,7 +280,7 @@ class Model:
         """The outputs of these names that it has, in float64."""
         with np.errstate(all="ignore"):
             y = self.forward()
-            if want - set(y):
+            if not want.isdisjoint(GRADIENTS):
                 y |= self.backward()
         return {n: np.asarray(x, np.float64) for n, x in self.told(y).items() if n in want}
 
@@ -291,7 +291,7 @@ class Model:
     def rest(self, y: dict[str, Array], want: frozenset[str]) -> dict[str, Array]:
         """The outputs of a forward, with gradients where they are wanted."""
         with np.errstate(all="ignore"):
-            if want - set(y):
+            if not want.isdisjoint(GRADIENTS):
                 y = y | self.backward()
         return {n: np.asarray(x, np.float64) for n, x in y.items() if n in want}
 

@@ -80,13 +80,6 @@ def gradients(
     return Gradients(
         dq, dk, dv,
         None if x.bias is None else layout.bias_gradient().reshape(x.bias.shape),
-        None if x.sinks is None else _of_sinks(problem.sinks, lse, delta),
+        None if x.sinks is None else -(np.exp(problem.sinks[:, None] - lse) * delta).sum((0, 2)),
         np.asarray(dscale, dtype), None if x.softcap is None else np.asarray(dsoftcap, dtype),
     )  # fmt: skip
-
-
-def _of_sinks(sinks: Array, lse: Array, delta: Array) -> Array:
-    """- sum over rows of exp(sink - lse) delta, (H,)."""
-    alive = ~np.isneginf(lse)
-    share = np.exp(np.where(alive, sinks[:, None] - np.where(alive, lse, 0), -np.inf))
-    return np.asarray(-(share * delta).sum((0, 2)))

@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from .. import oracle
-from ..dtypes import format_of
+from ..dtypes import FORMATS, format_of
 from ..precision import Precision
 from ..streaming.arguments import Arguments
 from .geometry import spans, strips
@@ -74,6 +74,8 @@ class Problem:
         if len(kinds) > 1:
             raise TypeError(f"q, k and v of {', '.join(sorted(kinds))} must have one dtype; convert with astype")
         self.kind = kinds.pop()
+        if FORMATS[self.kind].bits <= 4:
+            raise TypeError(f"q.dtype={self.kind} must have 16 bits or more; convert all with astype(np.float16)")
         self.dtype = np.dtype(np.float64 if self.kind == "float64" else np.float32)
         self.x = x = Arguments(q, k, v, **options, dtype=self.dtype)
         self.scale = self.dtype.type(oracle.scale_of(x.scale, x.D))

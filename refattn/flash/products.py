@@ -26,8 +26,8 @@ from numba.extending import intrinsic
 from .vectors import ACROSS, Vectors, array_data
 
 __all__ = [
-    "ROWS", "cap", "keep", "pair", "product", "product_added", "product_added_one", "product_rescaled", "scores", "softmax", "take",
-    "weights",
+    "ROWS", "cap", "keep", "pair", "product", "product_added", "product_added_one", "product_rescaled",
+    "scores", "softmax", "take", "weights",
 ]  # fmt: skip
 
 ROWS = 4

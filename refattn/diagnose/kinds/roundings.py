@@ -181,6 +181,14 @@ class state_rounded(Tiled):
 
 
 @kind(_applies, rounding=True, tile=SIZES, to=TO)
+class output_rounded_from_the_last(state_rounded):
+    """From tile to tile of {tile} keys, the last one first, the running output is rounded to {to}."""
+
+    how = staticmethod(round_to)
+    backwards = True
+
+
+@kind(_applies, rounding=True, tile=SIZES, to=TO)
 class products_rounded(Tiled):
     """The product of weights and values of each tile of {tile} keys is rounded to {to}."""
 

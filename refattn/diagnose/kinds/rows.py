@@ -10,7 +10,7 @@ import numpy as np
 
 from ...case import Case
 from ..hypothesis import kind
-from ..model import Array, Model
+from ..model import Array, Model, safe
 
 __all__: list[str] = []
 
@@ -61,6 +61,27 @@ class hidden_logit_within_lengths(Model):
         seen = self.seen
         self.seen = np.array(dataclasses.replace(self.case.visibility, mask=None).tile())
         return np.where(seen, t, np.where(self.seen, self.value, -np.inf))
+
+
+@kind(_hides, value={"-1e9": -1e9, "-1e4": -1e4, "-1e30": -1e30}, tile=(16, 32, 64, 128))
+class hidden_logit_in_tiles(Model):
+    """Hidden logits are {value}, not -inf, to the end of the last tile of {tile} keys, which is filled with zeros."""
+
+    value, tile = -1e9, 64
+
+    def hide(self, t: Array) -> Array:
+        n, j = np.array(self.case.lengths[1])[:, None, None, None], np.arange(t.shape[-1])
+        self.v = np.where((j < n)[:, 0, 0, None, :, None], self.v, 0)
+        seen, self.seen = self.seen, np.broadcast_to(j < -(-n // self.tile) * self.tile, t.shape)
+        return np.where(seen, t, np.where(self.seen, self.value, -np.inf))
+
+    def attend(self, t: Array) -> tuple[Array, Array, Array]:
+        n = np.array(self.case.lengths[1])[:, None, None]
+        more = np.maximum(-(-n // self.tile) * self.tile - t.shape[-1], 0)
+        m, z, o = super().attend(t)
+        top = np.where(more > 0, np.maximum(m, self.value), m)
+        shrink = np.exp(m - safe(top))
+        return top, z * shrink + np.where(more > 0, more * np.exp(self.value - safe(top)), 0), o * shrink[..., None]
 
 
 EMPTY: dict[str, Callable[[Any, Array], Any]] = {

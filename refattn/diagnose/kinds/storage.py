@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -179,26 +179,39 @@ def _coded(case: Case) -> bool:
         k: np.broadcast_to(np.take(s, [0], 3 if k in ("q8_0", "q4_0") else 2), s.shape),
         "rounded to bfloat16": lambda s, k: _bf16(s), "rounded to float16": lambda s,
         k: s.astype(np.float16).astype(s.dtype),
-        "that of the keys and values exchanged": None,
     },
 )  # fmt: skip
 class code_scale(Model):
     """The scale of the codes of {of} is {how}."""
 
     of: Any = "k"
-    how: Callable[[Array, str], Array] | None
+    how: Callable[[Array, str], Array]
 
     def arrays(self) -> dict[str, Array]:
         x = take(self.given, self.inputs.handed())
         kind_of = "" if self.given.quant is None else self.given.quant.kind
-        if self.how is None:
-            if x["k_scale"].shape == x["v_scale"].shape:
-                x["k_scale"], x["v_scale"] = x["v_scale"], x["k_scale"]
-            return self.made(x)
         for n in (f"{n}_scale" for n in self.of):
             if n in x:
                 x[n] = np.ascontiguousarray(self.how(x[n], kind_of)).astype(x[n].dtype)
         return self.made(x)
+
+
+@kind(
+    _coded,
+    of={"values of that of the keys": {"v": "k"}, "keys of that of the values": {"k": "v"}, "q of that of the keys":
+        {"q": "k"}, "keys and values of that of q": {"k": "q", "v": "q"},
+        "keys of that of the values, and the other way round": {"k": "v", "v": "k"}},
+)  # fmt: skip
+class code_scale_of_another(Model):
+    """The codes have the scale of other codes: the {of}."""
+
+    of: Mapping[str, str] = {}
+
+    def arrays(self) -> dict[str, Array]:
+        x = take(self.given, self.inputs.handed())
+        other = {f"{n}_scale": x.get(f"{m}_scale") for n, m in self.of.items()}
+        same = {n: s for n, s in other.items() if n in x and s is not None and s.shape == x[n].shape}
+        return self.made(x | same)
 
 
 def _bf16(x: Array) -> Array:

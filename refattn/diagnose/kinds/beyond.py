@@ -1,0 +1,147 @@
+"""Hypotheses on keys past the end: more or fewer than an entry has, and what memory holds behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...case import MATRICES, Cache, Case, Packed, Paged, Strided
+from ...visibility import Mask
+from ..hypothesis import kind
+from ..model import Array, Model
+from .alignment import Asked
+from .storage import _in
+from .tile_bounds import Bounds
+
+__all__: list[str] = []
+
+Taken = Callable[[Case, Array], Array]
+"""(case, how many keys each entry has) -> how many it is taken to have"""
+TABLES = ("Dense(", "Documents(", "BlockSparse(", "Gathered(", "Tree(", "Padding(")
+"""masks that are looked up in a table, where a key past the end has the entry of the last"""
+
+
+def _up(n: Array, size: int) -> Array:
+    return -(-n // size) * size
+
+
+TAKEN: dict[str, Taken] = {
+    "one more": lambda c, n: n + (n > 0),
+    "whole pages of": lambda c, n: _up(n, c.storage.page_size) if isinstance(c.storage, Paged) else n,
+    "the unused ones after it for": lambda c, n: n + c.storage.gap if isinstance(c.storage, Packed) else n,
+    "those of the cache alone, without the new": lambda c, n: n - c.Lq if isinstance(c.storage, Cache) else n,
+    "one of the new fewer than": lambda c, n: n - 1 if isinstance(c.storage, Cache) else n,
+} | {
+    f"whole tiles of {size}": (lambda c, n, size=size: _up(n, size) if isinstance(c.storage, Packed) else n)
+    for size in (16, 32, 64, 128)
+}  # fmt: skip
+
+
+def _others(case: Case, how: Any) -> bool:
+    true = np.array(case.lengths[1])
+    plain = case.rotary is case.score_mod is None and not isinstance(case.storage, Strided)
+    return plain and case.Lk > 0 and not np.array_equal(how.taken(case, true), true)
+
+
+@kind(
+    _others, taken=TAKEN,
+    how={
+        "the diagonal goes by them": (True, False), "the diagonal stays where it is": (False, False),
+        "the diagonal goes by them; NaN there leaks, 0 times NaN": (True, True),
+        "the diagonal stays where it is; NaN there leaks, 0 times NaN": (False, True),
+    },
+)  # fmt: skip
+class keys_taken(Model):
+    """An entry is taken to have {taken} keys, which are read where they would lie, and {how}."""
+
+    taken: Taken
+    how = (True, False)
+
+    def numbers(self) -> Array:
+        return np.maximum(type(self).taken(self.given, np.array(self.given.lengths[1])), 0)
+
+    def total(self) -> int:
+        return max(self.given.Lk, int(self.numbers().max(initial=0)))
+
+    def visible(self) -> Array:
+        case, n = self.given, self.numbers()
+        table = any(word in repr(case.mask) for word in TABLES)
+        last = case.Lk - 1 if table else self.total()
+        lens = n if self.how[0] and not table else np.array(case.lengths[1])
+
+        def told(m: Mask, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
+            return m(b, h, i, np.minimum(j, last), lq, lens[b])
+
+        mask = None if case.mask is None else Asked(case.mask, told)
+        seen = replace(case.visibility, mask=mask, Lk=self.total(), k_lens=tuple(map(int, n)))
+        return np.asarray(seen.tile())
+
+    def arrays(self) -> dict[str, Array]:
+        x = super().arrays()
+        more = np.minimum(np.arange(self.total()), self.given.Lk - 1)
+        x |= {n: x[n][..., more] for n in ("bias", "keep") if n in x and x[n].shape[-1] == self.given.Lk}
+        if self.total() > self.given.Lk:
+            x |= {n: self.behind(n, x[n]) for n in "kv"}
+        return x
+
+    def behind(self, name: str, x: Array) -> Array:
+        """k or v, (B, Hkv, total, size), with what memory holds past the end of each entry; 0 past the end of all."""
+        case, handed, j = self.given, self.inputs.handed(), np.arange(self.total())
+        memory = handed[name]
+        if case.quant is not None:  # what is unused holds the largest code, or NaN where there is one
+            more = np.full((*x.shape[:2], len(j) - case.Lk, x.shape[3]), np.nan)
+            return np.where((j < np.array(case.lengths[1])[:, None])[:, None, :, None], np.append(x, more, 2), np.nan)
+        if isinstance(case.storage, Paged):
+            size = case.storage.page_size
+            return np.asarray(memory[_in(handed["block_table"].astype(np.int64), j // size), j % size].swapaxes(1, 2))
+        if isinstance(case.storage, Packed):
+            wide = np.concatenate([memory, np.zeros_like(memory[:1])])
+            at = np.minimum(handed["cu_seqlens_k"].astype(np.int64)[:-1, None] + j, len(memory))
+            return np.asarray(wide[at].swapaxes(1, 2))
+        rows = np.concatenate([x.reshape(-1, x.shape[3]), np.zeros_like(x[0, 0, :1])])
+        first = np.arange(case.B * case.Hkv).reshape(case.B, case.Hkv, 1) * case.Lk
+        return rows[np.minimum(first + j, len(rows) - 1)]
+
+    def weighed(self, p: Array, keys: slice = slice(None)) -> Array:
+        if not self.how[1]:
+            return super().weighed(p, keys)
+        seen = self.seen
+        self.seen = np.broadcast_to(np.arange(self.total()) < self.numbers()[:, None, None, None], seen.shape)
+        found = super().weighed(p, keys)
+        self.seen = seen
+        return found
+
+    def group(self, y: Array) -> Array:
+        return super().group(y[:, :, : self.given.Lk])
+
+    def reduced(self, dt: Array) -> Array:
+        return super().reduced(dt[..., : self.given.Lk])
+
+    def told(self, y: dict[str, Array]) -> dict[str, Array]:
+        return y | {n: y[n][..., : self.given.Lk] for n in MATRICES if n in y}
+
+
+def _partial(case: Case, how: Any) -> bool:
+    return any(n % how.tile for n in case.lengths[1])
+
+
+@kind(
+    _partial, tile=(16, 32, 64, 128),
+    rows={"all rows": 0, "rows that go so far": 1} | {f"tiles of {n} rows that go so far": n for n in (16, 64, 128)},
+)  # fmt: skip
+class tail_of_values_not_cleared(Bounds):
+    """What V holds past the end in the last tile of {tile} keys is NaN, and 0 times NaN is NaN, in {rows}."""
+
+    tile, rows = 64, 0
+
+    def attend(self, t: Array) -> tuple[Array, Array, Array]:
+        m, z, o = super().attend(t)
+        n = np.array(self.given.lengths[1])[:, None, None]
+        dirty = np.broadcast_to(n % self.tile != 0, m.shape)
+        if self.rows:
+            self.keys = self.tile
+            dirty = dirty & (self.up(self.of_tile(self.ends(self.seen)[1], lambda x: x.max(-1))) > n)
+        return m, z, np.where(dirty[..., None], np.nan, o)
