@@ -17,6 +17,7 @@ from .laws import law_of
 from .precision import Precision, preset
 from .probes import Convention, probes
 from .shrink import as_test, kind_of, shrink
+from .tolerance.blas import one_thread_each
 from .truth import quick_truth
 from .worker import Worker
 
@@ -85,7 +86,8 @@ def examine(candidate: Worker | Local, case: Case) -> Verdict:
     _check_contract(plan.precision, case, description.name)
     problem = make(case)
     candidate.start(problem)
-    expected = quick_truth(problem, plan.precision)
+    with one_thread_each():
+        expected = quick_truth(problem, plan.precision)
     return judge(
         problem, candidate.result(), plan.precision, description.conventions,
         outputs=description.outputs, expected=expected,

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info
 
 from refattn import streaming
 from refattn.case import BiasSpec, Case
@@ -21,7 +22,8 @@ from refattn.masks import BlockSparse, Causal, Documents, Mask, Padding, Window
 from refattn.precision import Conventions, Precision, preset
 from refattn.quantise import Quant
 from refattn.rotary import Rotary
-from refattn.tolerance import blas, lite
+from refattn.tolerance import lite
+from refattn.tolerance.blas import one_thread_each
 from refattn.truth import Expected, View, quick, quick_truth, truth
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -210,14 +212,15 @@ def test_threads_share_the_rows_and_pass_errors_on(monkeypatch: pytest.MonkeyPat
 
 
 def test_matrix_products_leave_threads_to_us_and_get_them_back() -> None:
-    found = blas._openblas()
-    if found is None:
-        pytest.skip("NumPy's BLAS is none that can be told")
-    get, _ = found
-    before = get()
-    with blas.one_thread_each(), blas.one_thread_each():
-        assert get() == 1
-    assert get() == before
+    def threads() -> set[int]:
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    before = threads()
+    with one_thread_each():
+        with one_thread_each():
+            pass
+        assert threads() == {1}
+    assert threads() == before
 
 
 def test_memory_does_not_grow_with_the_scores() -> None:
