@@ -10,7 +10,7 @@ import numpy as np
 from ..case import Case
 from ..dtypes import FORMATS, round_to
 from ..online import State
-from ..precision import Precision
+from ..precision import Precision, preset
 from ..streaming import Rules
 from .catalogue import TILES, always, mutant, wants
 
@@ -22,6 +22,10 @@ SIXTEEN = ("float16", "bfloat16")
 
 def _of(*dtypes: str) -> Any:
     return lambda case: case.dtype in dtypes
+
+
+def _weights_in_16_bits(case: Case) -> bool:
+    return preset(case.dtype, case.out_dtype).weights in SIXTEEN
 
 
 def _many_tiles(case: Case) -> bool:
@@ -154,7 +158,7 @@ class weights_in_float8(Rules):
         return replace(precision, weights=precision.inputs) if narrow else precision
 
 
-@mutant("precision", "", _of(*SIXTEEN), "p_underflow", caught="paged-tree-bf16", semantic=False)
+@mutant("precision", "", _weights_in_16_bits, "p_underflow", caught="paged-tree-bf16", semantic=False)
 class weights_truncated(Rules):
     """Weights are cut to 16 bits, and not rounded."""
 
