@@ -41,6 +41,8 @@ def run(arguments: argparse.Namespace, cases: Sequence[Case], expected: dict[str
 
     def on_verdict(verdict: Verdict) -> bool:
         progress.update(task, advance=1, description=verdict.case.id)
+        if progress.finished:
+            progress.update(task, description="looking for the bug, if a case failed")
         unexpected = verdict.case.id not in expected
         if verdict.status == "failed":
             progress.stop()  # so that the bar does not mix with stdout

@@ -150,3 +150,11 @@ def test_ctrl_c_ends_a_call_within_a_second() -> None:
             assert run.stdout.readline() == "True\n"
         finally:
             run.kill()
+
+
+def test_without_compilation_it_is_refused_by_name() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", "import refattn.flash"], capture_output=True, text=True, cwd=ROOT,
+        env=environment(NUMBA_DISABLE_JIT="1"), timeout=60,
+    )  # fmt: skip
+    assert "ImportError: NUMBA_DISABLE_JIT=1: refattn.flash exists compiled only; unset it" in found.stderr

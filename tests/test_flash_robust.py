@@ -15,7 +15,7 @@ pytest.importorskip("numba", reason="needs numba: pip install 'refattn[cpu]'")
 
 from flash_calls import DTYPES, bits, problem, solve
 
-from refattn import oracle
+from refattn import flash, oracle
 from refattn.case import BiasSpec, Case
 from refattn.flash.geometry import strip_rows
 from refattn.flash.implementation import attention
@@ -103,6 +103,36 @@ def test_logits_of_1e30_and_less_than_minus_1e30(dtype: str, way: str) -> None:
         }[way]  # fmt: skip
         found = verdict(replace(case, scale=case.scale and sign * case.scale), changed)
         assert found.status == "passed", (sign, found.reasons, found.outputs)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("Lq", FEW_AND_MANY)
+def test_gradients_of_logits_whose_roundings_are_larger_than_1(dtype: str, Lq: int) -> None:
+    """The backward has the forward's scores bit for bit: weights from others would be 0, or infinite."""
+    x = problem(dtype, Lq=Lq) | {"mask": None, "scale": -1e30}
+    dv, expected = (solve(x, module)["dv"].astype(float) for module in (flash, oracle))
+    assert np.allclose(dv, expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("softcap", [1e-310, 1e-60, 1e60, 1e300])
+def test_softcaps_that_float32_does_not_hold(dtype: str, softcap: float) -> None:
+    for Lq in FEW_AND_MANY:
+        x = problem(dtype, Lq=Lq) | {"softcap": softcap}
+        near = x | ({"softcap": None} if softcap > 1 else {"softcap": None, "scale": 0.0})
+        for name, y in solve(x).items():
+            if name not in ("dscale", "dsoftcap"):
+                expected = solve(near, oracle)[name].astype(float)
+                assert np.allclose(y.astype(float), expected, rtol=0.02, atol=0.03), name
+
+
+@pytest.mark.parametrize("Lq", FEW_AND_MANY)
+def test_a_bias_below_the_range_of_float32_is_no_mask(Lq: int) -> None:
+    x = problem("float32", Lq=Lq) | {"mask": None, "sinks": None, "bias": np.full((1, 1, 1, 70), -1e300)}
+    found, expected = (solve(x, module) for module in (flash, oracle))
+    assert all(np.allclose(found[name], expected[name], atol=1e-4) for name in ("out", "dq", "dk", "dv"))
+    hidden = solve(x | {"bias": np.full((1, 1, 1, 70), -np.inf)})
+    assert not hidden["out"].any() and np.isneginf(hidden["lse"]).all()
 
 
 # ---- memory

@@ -202,3 +202,18 @@ def test_a_scale_of_0_leaves_an_endless_bound_endless() -> None:
     )  # fmt: skip
     for name, e in truth(make(case), preset("float16")).items():
         assert (e.lo <= e.hi).all() and (e.lo <= e.value).all() and (e.value <= e.hi).all(), name
+
+
+def test_tiny_weights_that_a_large_scale_makes_large() -> None:
+    """Their squares vanish before they are scaled: then a variance says nothing."""
+    p = problem("float64", "large_logits", 700, B=1, H=2, Lq=17, Lk=129, D=7, scale=1e30, want=GRADIENTS)
+    for name, ratio in largest_ratios(p, preset("float64"), SCHEDULES[0]).items():
+        assert max(ratio) <= 1, (name, ratio)
+
+
+def test_a_dscale_of_subnormal_products() -> None:
+    p = problem("float32", "normal", B=1, H=2, Hkv=1, Lq=64, Lk=30, D=65, scale=1e30, want={"dscale"})
+    q = (p.logical["q"].astype(float) * 1e-13).astype(np.float32)
+    p = replace(p, logical={**p.logical, "q": q})
+    assert 0 < abs(truth(p, preset("float32"))["dscale"].value) < FORMATS["float32"].smallest_normal
+    assert max(largest_ratios(p, preset("float32"), SCHEDULES[0])["dscale"]) <= 1

@@ -8,12 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numba import njit
+from numba import config, njit
 from numba.core.caching import FunctionCache
 
 from .vectors import BITS, FUSES
 
 __all__ = ["compiled", "inlined"]
+
+if config.DISABLE_JIT:
+    raise ImportError("NUMBA_DISABLE_JIT=1: refattn.flash exists compiled only; unset it, or use refattn.streaming")
 
 inlined = njit(nogil=True, error_model="numpy")
 """For what compiled functions call: it becomes a part of them."""

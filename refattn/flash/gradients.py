@@ -14,7 +14,7 @@ from .backward_tasks import Layout
 from .geometry import strip_rows
 from .problem import Problem, flat
 from .products import ROWS
-from .solve import solve
+from .solve import tiled
 from .threads import run
 
 __all__ = ["Gradients", "attention_grad", "gradients"]
@@ -43,14 +43,15 @@ def attention_grad(
     to_lse = np.zeros(rows, problem.dtype) if dlse is None else np.asarray(x.shaped(dlse, "dlse", rows), problem.dtype)
     if not (problem.finite and np.isfinite(arriving).all() and np.isfinite(to_lse).all()):
         return streaming.attention_grad(q, k, v, dout, dlse, **options, precision=problem.contract)
-    return gradients(problem, *solve(problem), arriving, to_lse)
+    return gradients(problem, *tiled(problem, problem.single()), arriving, to_lse)
 
 
 @np.errstate(all="ignore")
 def gradients(
     problem: Problem, out: Array, lse: Array, shift: Array, factor: Array, dout: Array, dlse: Array
 ) -> Gradients:  # fmt: skip
-    """Those of `attention_grad`, from what `solve` found; dout flat, all in the dtype that is computed in."""
+    """Those of `attention_grad`, from what `tiled` found of single operands: from other roundings of the scores, which
+    may be large, weights would come out wrong.  dout is flat, all is in the dtype that is computed in."""
     x, dtype, layout = problem.x, problem.dtype, Layout(problem)
     delta = np.einsum("bhid,bhid->bhi", out, dout.reshape(out.shape)) - dlse
     room = -(-x.D // ROWS) * ROWS

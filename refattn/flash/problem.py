@@ -79,7 +79,9 @@ class Problem:
         self.dtype = np.dtype(np.float64 if self.kind == "float64" else np.float32)
         self.x = x = Arguments(q, k, v, **options, dtype=self.dtype)
         self.scale = self.dtype.type(oracle.scale_of(x.scale, x.D))
-        self.softcap = self.dtype.type(0 if x.softcap is None else x.softcap)
+        range_of = np.finfo(self.dtype)
+        least, most = range_of.smallest_subnormal, range_of.max
+        self.softcap = self.dtype.type(0 if x.softcap is None else np.clip(x.softcap, least, most))  # 0 is no softcap
         self.sinks = flat(() if x.sinks is None else x.sinks, self.dtype)
         self.keys, self.columns = (-(-n // ROWS) * ROWS for n in (x.Lk, x.Dv))
         self.wide = ACROSS * lanes(self.dtype)
@@ -104,6 +106,11 @@ class Problem:
             v = above_each_other(x.v, self.keys, self.columns)
             sizes = (x.H, x.Hkv, x.Lq, q.shape[3], x.Dv, self.keys, self.columns, 2)
             return flat(q, np.int32), flat(k, np.int32), flat(v, np.int32), sizes
+        return self.single()
+
+    def single(self) -> tuple[Array, Array, Array, tuple[int, ...]]:
+        """`operands` in the dtype that is computed in."""
+        x = self.x
         return self.q, self.k, self.v, (x.H, x.Hkv, x.Lq, x.D, x.Dv, self.keys, self.columns, 1)
 
     @property
@@ -130,7 +137,10 @@ class Problem:
         x = self.x
         if x.bias is None:
             return flat((), self.dtype), (0,) * 4
-        return lean(np.broadcast_to(x.bias, x.shape), self.dtype)
+        bias, strides = lean(np.broadcast_to(x.bias, x.shape), x.bias.dtype)
+        if bias.dtype.itemsize > self.dtype.itemsize:  # only what is -inf hides, so that no other is to become it
+            bias = np.where(np.isneginf(bias), bias, np.maximum(bias, np.finfo(self.dtype).min))
+        return flat(bias, self.dtype), strides
 
     def launches(self) -> Iterator[Launch]:
         """All tasks: at once where each row sees an interval of keys, else strip of rows by strip of rows."""

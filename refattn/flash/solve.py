@@ -12,24 +12,28 @@ from .forward import forward
 from .problem import Problem
 from .threads import run
 
-__all__ = ["solve"]
+__all__ = ["solve", "tiled"]
 
 Array = np.ndarray[Any, Any]
 
 
 def solve(problem: Problem) -> tuple[Array, Array, Array, Array]:
     """out (B, H, Lq, Dv), lse, shift and factor, each (B, H, Lq), in the dtype that is computed in."""
-    if few(problem):
-        return decode.solve(problem)
+    return decode.solve(problem) if few(problem) else tiled(problem, problem.operands())
+
+
+def tiled(problem: Problem, operands: tuple[Array, Array, Array, tuple[int, ...]]) -> tuple[Array, Array, Array, Array]:
+    """What `solve` has, by tiles of queries; operands as `Problem.operands` or, whose scores are bit for bit those of
+    the backward, `Problem.single`."""
     x = problem.x
     out = np.empty((x.B, x.H, x.Lq, x.Dv), problem.dtype)
     lse, shift, factor = np.empty((3, x.B, x.H, x.Lq), problem.dtype)
-    *operands, sizes = problem.operands()
+    *arrays, sizes = operands
     more = (*problem.bias(), problem.scale, problem.softcap, problem.sinks)
     results = tuple(a.reshape(-1) for a in (out, lse, shift, factor))
     for launch in problem.launches():
         run(
             forward, launch.tasks, launch.pairs * (x.D + x.Dv),
-            tuple(operands), launch.seen, more, results, (*sizes, launch.sub, problem.wide),
+            tuple(arrays), launch.seen, more, results, (*sizes, launch.sub, problem.wide),
         )  # fmt: skip
     return out, lse, shift, factor

@@ -43,9 +43,9 @@ class Arguments:
             raise ValueError(f"v.shape={self.v.shape} must begin with B={self.B}, as q.shape={self.q.shape} does")
         if self.H != self.Hkv and (self.Hkv == 0 or self.H % self.Hkv):
             raise ValueError(f"q has H={self.H} heads, which must be a multiple of the Hkv={self.Hkv} heads of k and v")
-        if scale is not None and not math.isfinite(scale):
+        if scale is not None and not math.isfinite(_number(scale, "scale", "D**-0.5")):
             raise ValueError(f"scale={scale} must be finite; pass None for D**-0.5")
-        if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
+        if softcap is not None and not 0 < _number(softcap, "softcap", "no softcap") < math.inf:
             raise ValueError(f"softcap={softcap} must be > 0 and finite; pass None for no softcap")
         self.dtype, self.scale, self.softcap = dtype, scale, softcap
         self.shape = (self.B, self.H, self.Lq, self.Lk)
@@ -120,6 +120,8 @@ class Arguments:
     def _checked_mask(self, mask: Any) -> Visibility | Array | None:
         if mask is None:
             return None
+        if isinstance(mask, type):
+            raise TypeError(f"mask={mask.__name__} is a class; make one, such as {mask.__name__}('top_left')")
         if isinstance(mask, Mask):
             return Visibility(mask, *self.shape)
         if isinstance(mask, Visibility):
@@ -143,6 +145,12 @@ def stretched(x: Array, name: str, shape: tuple[int, ...], sizes: str) -> Array:
         return np.broadcast_to(x, shape)
     except ValueError:
         raise ValueError(f"{name}.shape={x.shape} must broadcast to {sizes}={shape}") from None
+
+
+def _number(x: Any, name: str, without: str) -> float:
+    if isinstance(x, str | bytes) or np.ndim(x) != 0 or np.iscomplexobj(x):
+        raise TypeError(f"{name}={x!r} must be a real number; pass None for {without}")
+    return float(x)
 
 
 def _boolean(keep: Any) -> Array:

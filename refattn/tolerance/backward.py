@@ -74,7 +74,7 @@ class _Sum:
     ) -> Bound:  # fmt: skip
         """Add the accumulation of `count` terms, across `blocks` and heads `apart` in the output's dtype.
 
-        The sharp bound is the rigorous one where the terms are less than `vanishing`.
+        The sharp bound is the rigorous one where the terms are less than `vanishing`, before they are scaled.
         """
         u, x = c.u, np.abs(self.value)
         grid = (count > 0) * (count + 4) * c.eta * max(1.0, abs(scale))  # subnormal products
@@ -89,7 +89,7 @@ class _Sum:
             coherent = coherent + n * c.eta_out / 2
         rounded = c.u_out * apart + (apart > 0) * c.eta_out  # heads rounded before they are added
         sharp = np.fmin(LAMBDA * np.sqrt(variance) + coherent + rounded, rigorous + rounded)
-        sharp = np.where(self.terms < vanishing, rigorous + rounded, sharp)
+        sharp = np.where(self.terms < vanishing * max(1.0, abs(scale)), rigorous + rounded, sharp)
         return Bound(self.value, rigorous + rounded, sharp)
 
 

@@ -96,10 +96,12 @@ class Scalars:
             off = off + c.u_scores * np.abs(x) + c.scores_eta * (1 + 1 / max(abs(g.scale), 1e-300))
         error = _product(s.e_dS, A + off) + np.abs(s.dS) * off
         spread: tuple[Array, ...] = (s.relative * x, s.absolute * x, s.dS * (D * c.u * A + off))
+        largest = max(1.0, *(float(np.abs(a).max(initial=0.0)) for a in (s.dS, q, g.k)))
+        lost = np.where(p.visible, D * c.eta * largest, 0.0)  # subnormal products, whichever two are multiplied first
         squares = s.dS * s.dS * ((q * q) @ (g.k * g.k).T + x * x)
         self.dscale = self.dscale.along(tile.total(
-            s.dS * x, error + n * c.u_sum * (terms + error), spread, p.slope * x, s.low * A, terms, squares, D,
-            c.u_weights,
+            s.dS * x, error + n * c.u_sum * (terms + error) + lost, spread, p.slope * x, s.low * A + lost, terms,
+            squares, D, c.u_weights,
         ))  # fmt: skip
         if g.softcap is None:
             return
