@@ -3,7 +3,8 @@
 Of the 70 bugs, run over every second case of fewer than 2**13 scores, two fail none of them, one returns a wrong
 dtype alone, which its verdict says, and two (dk and dv of groups) fail only a case that the honest kernel fails too.
 Five are conventions, and named as these.  The other 60 are named first, 43 of them as exact, and no name is wrong.
-Hypotheses were added after these bugs had been seen: this is no measure of what the diagnosis does with others.
+Hypotheses were added after these bugs had been seen; `tests.test_fresh_bugs` says what it does with bugs unseen: of 48,
+34 (71 %) were named right, and none wrongly as exact.
 """
 
 from __future__ import annotations

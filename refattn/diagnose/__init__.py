@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ..case import NAMES, Case
+from ..case import GRADIENTS, NAMES, Case
 from ..judge import Evidence, Verdict
 from ..localise import localise
 from .diagnosis import Diagnosis
@@ -40,6 +40,8 @@ MOST_LOCATED = 5
 """Of so many unexplained failures it is said where they are."""
 KEPT, ASKED, SEARCHES = 48, 16, 3
 """So many failures are kept, candidates asked of so many, and all hypotheses of so many."""
+CLOSE = 0.8
+"""Of the squared error: less than this does not name a bug that explains no case."""
 BEHIND = 2
 """So many cases fewer than the best a candidate may have explained."""
 PASSED = 24
@@ -63,6 +65,8 @@ class Suspects:
     """the shares of error of those that explain some of one"""
     searched: set[str] = field(default_factory=set)
     """ids of the cases of which all hypotheses were asked"""
+    reached: int = 0
+    """the first hypothesis that the search before had no time for"""
     known: Counter[str] = field(default_factory=Counter)
     """conventions and contracts that the judge named, and of how many failures"""
     spent: float = 0.0
@@ -76,7 +80,9 @@ class Suspects:
             return ()
         self.failing += 1
         known = [n for n in verdict.notes if n.startswith(("undeclared", "within"))]
-        self.known.update(n.split(", unless")[0] for n in known)
+        backward = all(o.passed or o.name in GRADIENTS for o in verdict.outputs)
+        where = ", in gradients alone" if backward else ""
+        self.known.update(n.split(", unless")[0] + where * n.startswith("undeclared") for n in known)
         if any(n.startswith("undeclared") for n in known) or not _can_be_evaluated(verdict):
             return ()  # a convention explains it
         begun = time.thread_time()
@@ -108,9 +114,11 @@ class Suspects:
     def _search(self, trial: Trial, until: float) -> list[Hypothesis]:
         """All that explain a failure, which are candidates from then on."""
         self.searched.add(trial.case.id)
-        found = []
-        for h in hypotheses():
+        found, every = [], hypotheses()
+        begin, self.reached = self.reached, 0  # where time ran out before, the next case goes on
+        for at, h in enumerate(every[begin:] + every[:begin]):
             if time.thread_time() > until:
+                self.reached = (begin + at) % len(every)
                 break
             m = trial.match(h)
             if m.explains:
@@ -128,9 +136,11 @@ class Suspects:
         told = [(f"{n} of {self.failing} failing cases: {note}", n) for note, n in self.known.most_common(2)]
         found = self.diagnosis() if self.trials else None
         lines = [] if found is None else found.lines()
-        if found is not None and (found.found or found.likely):
-            return tuple(lines + [line for line, _ in told if "undeclared" in line])
         first = [line for line, n in told if n >= HALF * self.failing]
+        if found is not None and (found.found or found.likely):
+            conventions = [line for line, _ in told if "undeclared" in line]
+            ahead = [line for line, n in told if line in conventions and n > HALF * self.failing]
+            return tuple(ahead + lines + [line for line in conventions if line not in ahead])
         return tuple(first + lines + [line for line, _ in told if line not in first])
 
     def diagnosis(self) -> Diagnosis:
@@ -140,6 +150,8 @@ class Suspects:
         sample = _spread(self.trials, ASKED)
         by_size = sorted(sample, key=lambda t: _scores(t.case))
         counts = self._asked(by_size, until)
+        if self._in_parts(counts, by_size, until):
+            counts = self._asked(by_size, until)
         for trial in by_size:
             best = max(counts.values(), default=0)
             if best >= 0.9 * len(sample) or len(self.searched) >= 2 * SEARCHES or time.thread_time() > until:
@@ -150,6 +162,17 @@ class Suspects:
                 counts = self._asked(by_size, until)
         against = self._against(counts, sample, until + self.seconds / 2)
         return self._conclusion(counts, against, sample)
+
+    def _in_parts(self, counts: Mapping[Hypothesis, int], sample: Sequence[Trial], until: float) -> bool:
+        """Whether the best candidates, in the forward alone, explain gradients that they do not explain as a whole."""
+        new = []
+        for h in sorted(counts, key=lambda h: -counts[h])[:10]:
+            for trial in (t for t in sample if t.gradients_alone and not t.match(h).nearly):
+                if time.thread_time() > until:
+                    break
+                new += [x for x in h.elsewhere if x not in self.candidates and trial.match(x).explains]
+        self.candidates |= dict.fromkeys(new, 1)
+        return bool(new)
 
     def _asked(self, sample: Sequence[Trial], until: float) -> dict[Hypothesis, int]:
         """How many of the sample each candidate explains; one that falls behind is not asked further."""
@@ -210,7 +233,7 @@ class Suspects:
         asked = [t for t in sample if t.case.id in self.searched] or sample[:1]
         best = max((*self.candidates, *self.near), key=lambda h: _share(h, asked), default=None)
         share = 0.0 if best is None else _share(best, asked)
-        if best is None or share < HALF:
+        if best is None or share < CLOSE:
             return Diagnosis(failing=self.failing)
         return Diagnosis(closest=best, share=share, cases=len(asked), failing=self.failing)
 

@@ -95,6 +95,11 @@ class Trial:
             raise ValueError(f"{self.case.id} has no evidence")
         return Inputs(evidence.problem)
 
+    @property
+    def gradients_alone(self) -> bool:
+        """Whether nothing of the forward was returned."""
+        return not FORWARD & set(self.got)
+
     @cached_property
     def excused(self) -> bool:
         """Whether a NaN may have come from a hidden input."""
@@ -151,13 +156,18 @@ class Trial:
         for name in self.failing:
             e, got = self.expected[name], self.got[name]
             with np.errstate(all="ignore"):
-                wrong = np.abs(got - e.value)
-                units = np.where(np.isnan(wrong), np.inf, wrong / (e.hi - e.lo))
+                wrong = np.where(got == e.value, 0, np.abs(got - e.value))  # 0 of -inf too
+                units = np.where(np.isfinite(wrong), wrong / (e.hi - e.lo), np.inf)
             units = np.where(e.ignored | e.nonfinite | (self.excused & np.isnan(got)), -1, units).ravel()
             at = np.argsort(units)[-32:]
-            at = at[units[at] > 0]
+            at = at[units[at] > 0.5]  # outside of the bound
             found[name] = at, got.ravel()[at], _capped(wrong.ravel()[at])
         return found
+
+    @cached_property
+    def _excused_alone(self) -> bool:
+        """Whether all that is wrong is NaN that may have come from a hidden input: only NaN explains it."""
+        return self.excused and not any(at.size for at, _, _ in self._worst.values())
 
     def _hopeless(self, exact: Mapping[str, Array]) -> bool:
         """Whether an answer brings hardly any of the worst elements nearer."""
@@ -182,18 +192,25 @@ class Trial:
                     return NONE
                 continue
             answer = exact[name] if not h.rounding else round_to(exact[name], expected.dtype).astype(np.float64)
-            one = self._fit_one(got, expected, answer, promised[name])
+            may_be_nan = self.excused or name not in self.failing
+            one = self._fit_one(got, expected, answer, promised[name], may_be_nan)
             if h.rounding and name not in self.failing:  # what is right is as right as it was, up to roundings
                 if one.left > 4 * max(one.error, 1.0):
                     return NONE
                 continue
             within, error, left = within and one.explains, error + one.error, left + one.left
+        if self._excused_alone and not any(
+            (np.isnan(exact[n]) & np.isnan(self.got[n])).any() for n in self.failing if n in exact
+        ):
+            return NONE
         found = Match(within, error, left)
         if h.rounding:
             return Match(found.share >= BITS, error, left)
         return found if found.share >= HALF else Match(False, error, left)  # here it changes little, or nothing
 
-    def _fit_one(self, got: Array, expected: Expected, exact: Array, promised: Array) -> Match:
+    def _fit_one(
+        self, got: Array, expected: Expected, exact: Array, promised: Array, may_be_nan: bool
+    ) -> Match:  # fmt: skip
         """One output: each element in units of its radius."""
         with np.errstate(all="ignore"):
             radius = np.maximum(expected.hi - expected.value, expected.value - expected.lo)
@@ -204,7 +221,7 @@ class Trial:
             off, wrong = np.abs(got - exact), np.abs(got - expected.value)
             same = (got == exact) | (np.isnan(got) & np.isnan(exact))
             off = np.where(same, 0.0, np.where(np.isnan(off), np.inf, off))
-            judged = ~expected.ignored & ~expected.nonfinite & ~(self.excused & np.isnan(got))
+            judged = ~expected.ignored & ~expected.nonfinite & ~(may_be_nan & np.isnan(got) & ~np.isnan(exact))
             within = bool((off <= radius)[judged].all())
             units = [np.minimum(np.where(np.isnan(x), np.inf, x) / radius, 1e6)[judged] for x in (wrong, off)]
         error, left = (float((u * u).sum()) for u in units)

@@ -27,6 +27,8 @@ HEADS: dict[str, Callable[[Case], Array]] = {
     "h % (H // Hkv), up to the last": lambda c: np.minimum(np.arange(c.H) % _group(c), max(c.Hkv - 1, 0)),
     "h // 2, up to the last": lambda c: np.minimum(np.arange(c.H) // 2, max(c.Hkv - 1, 0)),
     "h // 4, up to the last": lambda c: np.minimum(np.arange(c.H) // 4, max(c.Hkv - 1, 0)),
+    "the first head of the group modulo Hkv":
+        lambda c: np.arange(c.H) // _group(c) * _group(c) % max(1, c.Hkv),
     "that of h + 1": lambda c: np.minimum((np.arange(c.H) + 1) // _group(c), max(c.Hkv - 1, 0)),
     "the next one": lambda c: (np.arange(c.H) // _group(c) + 1) % max(1, c.Hkv),
     "the one before": lambda c: (np.arange(c.H) // _group(c) - 1) % max(1, c.Hkv),

@@ -28,15 +28,23 @@ def _up(n: Array, size: int) -> Array:
     return -(-n // size) * size
 
 
+def _with_gap(case: Case, n: Array) -> Array:
+    return n + case.storage.gap if isinstance(case.storage, Packed) else n
+
+
+def _in_cache(case: Case, n: Array, fewer: int) -> Array:
+    return n - fewer if isinstance(case.storage, Cache) else n
+
+
 TAKEN: dict[str, Taken] = {
-    "one more": lambda c, n: n + (n > 0),
-    "whole pages of": lambda c, n: _up(n, c.storage.page_size) if isinstance(c.storage, Paged) else n,
-    "the unused ones after it for": lambda c, n: n + c.storage.gap if isinstance(c.storage, Packed) else n,
-    "those of the cache alone, without the new": lambda c, n: n - c.Lq if isinstance(c.storage, Cache) else n,
-    "one of the new fewer than": lambda c, n: n - 1 if isinstance(c.storage, Cache) else n,
+    "the end of its last page": lambda c, n: _up(n, c.storage.page_size) if isinstance(c.storage, Paged) else n,
+    "where the next entry begins, over what is unused": _with_gap,
+    "the last one of the cache, and not to the new ones": lambda c, n: _in_cache(c, n, c.Lq),
+    "the last new one but one": lambda c, n: _in_cache(c, n, 1),
+    "one past its end": lambda c, n: n + (n > 0),
 } | {
-    f"whole tiles of {size}": (lambda c, n, size=size: _up(n, size) if isinstance(c.storage, Packed) else n)
-    for size in (16, 32, 64, 128)
+    f"the end of its last tile of {s}": (lambda c, n, s=s: _up(n, s) if isinstance(c.storage, Packed) else n)
+    for s in (16, 32, 64, 128)
 }  # fmt: skip
 
 
@@ -55,7 +63,7 @@ def _others(case: Case, how: Any) -> bool:
     },
 )  # fmt: skip
 class keys_taken(Model):
-    """An entry is taken to have {taken} keys, which are read where they would lie, and {how}."""
+    """The keys of an entry go on to {taken}, {how}."""
 
     taken: Taken
     how = (True, False)
@@ -83,7 +91,7 @@ class keys_taken(Model):
         x = super().arrays()
         more = np.minimum(np.arange(self.total()), self.given.Lk - 1)
         x |= {n: x[n][..., more] for n in ("bias", "keep") if n in x and x[n].shape[-1] == self.given.Lk}
-        if self.total() > self.given.Lk:
+        if self.total() > self.given.Lk or isinstance(self.given.storage, (Packed, Paged)):
             x |= {n: self.behind(n, x[n]) for n in "kv"}
         return x
 
@@ -122,6 +130,26 @@ class keys_taken(Model):
 
     def told(self, y: dict[str, Array]) -> dict[str, Array]:
         return y | {n: y[n][..., : self.given.Lk] for n in MATRICES if n in y}
+
+
+@kind(
+    lambda case, how: any(n % how.tile for n in case.lengths[1]) and case.rotary is case.score_mod is None,
+    tile=(16, 32, 64, 128),
+)  # fmt: skip
+class tail_counts(keys_taken):
+    """Keys past the end of an entry count to the end of its last tile of {tile}, as keys and values of zeros."""
+
+    tile, how = 64, (False, False)
+
+    def numbers(self) -> Array:
+        return _up(np.array(self.given.lengths[1]), self.tile)
+
+    def arrays(self) -> dict[str, Array]:
+        x, there = super().arrays(), np.arange(self.total()) < np.array(self.given.lengths[1])[:, None]
+        return x | {n: np.where(there[:, None, :, None], x[n], 0) for n in "kv"}
+
+    def behind(self, name: str, x: Array) -> Array:
+        return np.append(x, np.zeros((*x.shape[:2], self.total() - x.shape[2], x.shape[3])), 2)
 
 
 def _partial(case: Case, how: Any) -> bool:

@@ -32,6 +32,8 @@ class kept_by_place_in_tile(Model):
     "those of the next query": lambda x: np.roll(x, -1, 2), "those of the query before": lambda x: np.roll(x, 1, 2),
     "those of head 0": lambda x: np.repeat(x[:, :1], x.shape[1], 1),
     "those of entry 0": lambda x: np.repeat(x[:1], len(x), 0),
+    "those of entry and head exchanged": lambda x: np.ascontiguousarray(x.swapaxes(0, 1)).reshape(x.shape),
+    "those of the next head": lambda x: np.roll(x, -1, 1), "those of the next entry": lambda x: np.roll(x, -1, 0),
     "read with rows and columns exchanged": lambda x: np.ascontiguousarray(x.swapaxes(2, 3)).reshape(x.shape),
     "the other ones": lambda x: ~x, "all": lambda x: x | True,
 })  # fmt: skip

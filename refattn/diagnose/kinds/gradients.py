@@ -143,6 +143,34 @@ class dbias_over(Model):
         return super().reduced(self.how(dt, self.axis))
 
 
+def _is_reduced(case: Case) -> bool:
+    sizes = case.B, case.H, case.Lq, case.Lk
+    return "dbias" in case.want and sum(n == 1 < m for n, m in zip(case.bias_shape, sizes, strict=True)) > 0
+
+
+@kind(
+    _is_reduced, "dbias",
+    how={
+        "is the mean over all that the bias is broadcast over": 0.0,
+        "is that of the first of all that the bias is broadcast over": 1.0,
+        "is summed over the last axis alone of those that the bias is broadcast over": -1.0,
+    },
+)  # fmt: skip
+class dbias_over_all(Model):
+    """dbias {how}, not the sum."""
+
+    how = 0.0
+
+    def reduced(self, dt: Array) -> Array:
+        shape = self.given.bias_shape
+        axes = tuple(a for a, n in enumerate(shape) if n == 1)
+        if self.how > 0:
+            return dt[tuple(slice(1) if a in axes else slice(None) for a in range(4))]
+        if self.how < 0:
+            return dt[tuple(slice(1) if a in axes[:-1] else slice(None) for a in range(4))].sum(axes[-1], keepdims=True)
+        return dt.mean(axes, keepdims=True)
+
+
 @kind(
     lambda case: "dbias" in case.want, "dbias",
     how={

@@ -129,6 +129,33 @@ class weights_rounded(Model):
         return found
 
 
+@kind(
+    _applies, rounding=True, to=(*TO, "float8_e4m3fn", "float8_e5m2"), tile=SIZES,
+    relative={"maximum so far": 1, "maximum so far, from the last tile on": -1, "maximum of the tile": 0},
+)  # fmt: skip
+class weights_of_tile_rounded(Tiled):
+    """Weights of tiles of {tile} keys, relative to the {relative}, are rounded to {to} before they meet the values."""
+
+    to, relative = "", 1
+
+    def tiles(self) -> list[slice]:
+        return super().tiles()[:: self.relative or 1]
+
+    def part(self, t: Array, keys: slice, m: Array) -> tuple[Array, Array]:
+        if self.relative:
+            return super().part(t, keys, m)
+        own = t[..., keys].max(-1, initial=-np.inf)
+        total, product = super().part(t, keys, own)
+        grow = np.exp(own - safe(m))
+        return total * grow, product * grow[..., None]
+
+    def weighed(self, p: Array, keys: slice = slice(None)) -> Array:
+        self.contract, honest = None, self.contract
+        found = super().weighed(lowered(p, self.to, self.given), keys)
+        self.contract = honest
+        return found
+
+
 @kind(_applies, rounding=True, to=TO)
 class weights_rounded_and_summed(Model):
     """Weights are rounded to {to} before they are summed too."""

@@ -63,11 +63,19 @@ class hidden_logit_within_lengths(Model):
         return np.where(seen, t, np.where(self.seen, self.value, -np.inf))
 
 
-@kind(_hides, value={"-1e9": -1e9, "-1e4": -1e4, "-1e30": -1e30}, tile=(16, 32, 64, 128))
+@kind(
+    lambda case, how: (case.softcap is not None) if how.given_value is None else _hides(case),
+    given_value={"-1e9": -1e9, "-1e4": -1e4, "-1e30": -1e30, "0": 0.0, "-softcap": None}, tile=(16, 32, 64, 128),
+)  # fmt: skip
 class hidden_logit_in_tiles(Model):
-    """Hidden logits are {value}, not -inf, to the end of the last tile of {tile} keys, which is filled with zeros."""
+    """Hidden logits are {given_value}, not -inf, up to the end of the last tile of {tile} keys, filled with zeros."""
 
-    value, tile = -1e9, 64
+    given_value: float | None = -1e9
+    tile = 64
+
+    @property
+    def value(self) -> float:
+        return -(self.given.softcap or 0.0) if self.given_value is None else self.given_value
 
     def hide(self, t: Array) -> Array:
         n, j = np.array(self.case.lengths[1])[:, None, None, None], np.arange(t.shape[-1])

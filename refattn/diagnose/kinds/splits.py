@@ -231,19 +231,6 @@ class merged_lse(Splits):
         return self.how(m, z, o)
 
 
-@kind(lambda case, how: case.Lk % how.splits != 0 and case.Lk > how.splits, splits=(2, 3, 4, 8))
-class keys_past_splits(Model):
-    """The keys are cut into {splits} splits of Lk // {splits}, rounded down: those past the last are left out."""
-
-    splits = 2
-
-    def visible(self) -> Array:
-        seen = np.array(super().visible())
-        n = seen.shape[-1]
-        seen[..., n // self.splits * self.splits :] = False
-        return seen
-
-
 @kind(_chunks, same=SAME, cut=CUTS, what={"left out": 0.0, "counted twice": 2.0})
 class key_between_splits(Model):
     """The first key of each split of {cut} but the first is {what}."""

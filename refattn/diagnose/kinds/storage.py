@@ -1,14 +1,15 @@
-"""Hypotheses on packed sequences, pages, codes and caches."""
+"""Hypotheses on packed sequences, pages and codes."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ...case import Cache, Case, Packed, Paged
+from ...case import Case, Packed, Paged
 from ...dtypes import round_to
 from ...memory import take
 from ..hypothesis import kind
@@ -91,6 +92,12 @@ def _flat(table: Array, j: Array, size: int) -> tuple[Array, Array]:
     return at, j % size + 0 * at
 
 
+def _run(table: Array, j: Array, size: int, tile: int) -> tuple[Array, Array]:
+    first = j // tile * tile
+    at = _in(table, first // size) * size + first % size + j % tile
+    return at // size, at % size
+
+
 PAGES: dict[str, Page] = {
     "in their order in memory, without the table": lambda t, j, n: (np.repeat((j // n)[None], len(t), 0), j % n),
     "in their order in memory, entry after entry, without the table": _flat,
@@ -109,6 +116,9 @@ PAGES: dict[str, Page] = {
         _in(np.ascontiguousarray(t.T).reshape(t.shape), j // n), j % n),
 } | {
     f"as if they held {m} tokens": (lambda t, j, n, m=m: (_in(t, j // m), j % m % n)) for m in (8, 16, 32, 64, 128)
+} | {
+    f"one after the other in memory from the first key of each tile of {m}": partial(_run, tile=m)
+    for m in (8, 16, 32, 64, 128)
 } | {
     f"as if they held {m} tokens one after the other": (
         lambda t, j, n, m=m: ((_in(t, j // m) * m + j % m) // n, (_in(t, j // m) * m + j % m) % n))
@@ -216,24 +226,6 @@ class code_scale_of_another(Model):
 
 def _bf16(x: Array) -> Array:
     return round_to(x, "bfloat16").astype(x.dtype)
-
-
-def _cached(case: Case) -> bool:
-    return isinstance(case.storage, Cache)
-
-
-@kind(_cached, of={"keys and values": "kv", "keys": "k", "values": "v"}, how={"new": 1, "of the cache": 0})
-class cache_part_is_zero(Model):
-    """The {of} {how} are taken for 0."""
-
-    of: Any = "kv"
-    how = 1
-
-    def arrays(self) -> dict[str, Array]:
-        x = super().arrays()
-        new = np.arange(self.given.Lk) >= (np.array(self.given.lengths[1]) - self.given.Lq)[:, None]
-        gone = (new if self.how else ~new)[:, None, :, None]
-        return x | {n: np.where(gone, 0, x[n]) for n in self.of}
 
 
 @kind(

@@ -148,3 +148,29 @@ class softcap_slope(Model):
 
     def slope(self, s: Array, softcap: float) -> Array:
         return self.how(s, softcap)
+
+
+@kind(
+    lambda case: case.softcap is not None and not case.want.isdisjoint(("dq", "dk", "dscale", "dsoftcap")),
+    "dq dk dscale dsoftcap",
+    of={
+        "q·k, before the scale": lambda x: x.qk, "scores with the scale twice": lambda x: x.s * x.factor(),
+        "the logits, with the bias": lambda x: np.where(x.seen, x.t, 0),
+        "the capped logits, with the bias": lambda x: np.where(x.seen, x.t, 0) / x.case.softcap,
+    },
+)  # fmt: skip
+class softcap_slope_of(Model):
+    """The backward's slope of softcap, 1 - tanh², is that of {of}."""
+
+    of: Callable[[Any], Array]
+
+    def slope(self, s: Array, softcap: float) -> Array:
+        return super().slope(type(self).of(self), softcap)
+
+
+@kind(lambda case: case.softcap is not None and "dbias" in case.want, "dbias")
+class dbias_capped(Model):
+    """dbias is that of the bias within softcap: it is multiplied by its slope, 1 - tanh²."""
+
+    def reduced(self, dt: Array) -> Array:
+        return super().reduced(dt * self.slope(self.s, self.case.softcap or 1.0))

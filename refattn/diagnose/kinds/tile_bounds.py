@@ -15,6 +15,9 @@ __all__: list[str] = []
 
 ROWS = (1, 16, 32, 64, 128)
 KEYS = (16, 32, 64, 128)
+OTHERS = ("Prefix", "Chunked", "Dilated", "Global", "Documents", "Padding", "Tokens", "Tree", "Gathered", "Dense",
+          "Block")
+"""masks whose tiles are all gone over"""
 
 
 def _hides(case: Case) -> bool:
@@ -120,3 +123,119 @@ class mask_in_last_tile_alone(Bounds):
         begin = self.down(np.maximum(last - 1, 0))
         real = np.asarray(replace(self.case.visibility, mask=None).tile())
         return (seen | (np.arange(seen.shape[-1]) < begin[..., None])) & real
+
+
+@kind(
+    _bounded, rows=ROWS, keys=KEYS,
+    edge={"last key": (False, True), "first key": (True, False), "first and last key": (True, True)},
+)  # fmt: skip
+class edge_not_masked(Bounds):
+    """{rows} queries see whole tiles of {keys} keys: up to the {edge} the tile is not masked."""
+
+    edge = (False, True)
+
+    def visible(self) -> Array:
+        seen = super().visible()
+        first, last = self.ends(seen)
+        some, j = (first < last)[..., None], np.arange(seen.shape[-1])
+        low = self.down(self.of_tile(first, lambda x: x.min(-1)))[..., None]
+        high = self.up(self.of_tile(last, lambda x: x.max(-1)))[..., None]
+        before, after = (j >= low) & (j < first[..., None]), (j >= last[..., None]) & (j < high)
+        real = np.asarray(replace(self.case.visibility, mask=None).tile())
+        return seen | ((self.edge[0] & before | self.edge[1] & after) & some & real)
+
+
+@kind(lambda case, how: case.Lk > how.keys, rows=ROWS, keys=KEYS, end={"first": 0, "last": -1})
+class tile_lost(Bounds):
+    """Of the key tiles of {keys} that {rows} queries see, the {end} one is left out."""
+
+    end = 0
+
+    def visible(self) -> Array:
+        seen = super().visible()
+        first, last = self.ends(seen)
+        j = np.arange(seen.shape[-1])
+        if self.end == 0:
+            return seen & (j >= self.down(self.of_tile(first, lambda x: x.min(-1)))[..., None] + self.keys)
+        return seen & (j < self.up(self.of_tile(last, lambda x: x.max(-1)))[..., None] - self.keys)
+
+
+def _with_offset(case: Case, how: Any) -> bool:
+    uneven = any(lq != lk for lq, lk in zip(*case.lengths, strict=True))
+    return _hides(case) and uneven and "bottom_right" in repr(case.mask)
+
+
+@kind(
+    _with_offset, rows=ROWS, keys=KEYS, end={"first": 0, "last": -1},
+    by={"leaves out the offset lk - lq": "none", "is that of the padded lengths": "padded", "is lq - lk": "negative"},
+)  # fmt: skip
+class bound_without_offset(Bounds):
+    """The {end} key tile of {keys} that {rows} queries go over is found by a diagonal that {by}; the mask is right."""
+
+    end, by = -1, "none"
+
+    def visible(self) -> Array:
+        seen, case = super().visible(), self.case
+        lq, lk = (np.array(n)[:, None, None] for n in case.lengths)
+        wrong = {"none": 0 * lk, "padded": 0 * lk + case.Lk - case.Lq, "negative": lq - lk}[self.by] - (lk - lq)
+        first, last = self.ends(seen)
+        some, j = first < last, np.arange(seen.shape[-1])
+        if self.end == 0:
+            first = np.where(some & (first > 0), first + wrong, first)
+            return seen & (j >= self.down(self.of_tile(first, lambda x: x.min(-1)))[..., None])
+        last = np.where(some & (last < lk), last + wrong, last)
+        return seen & (j < self.up(self.of_tile(last, lambda x: x.max(-1)))[..., None])
+
+
+@kind(
+    lambda case: case.mask is not None or case.bias is not None, rows=(16, 64, 128, 1), keys=KEYS,
+    backwards={"first": False, "last": True},
+    splits=(1, 2, 4, 8),
+)  # fmt: skip
+class first_tile_empty_is_nan(Bounds):
+    """A row that sees nothing in the tile it begins with is NaN: the {backwards} of {keys} keys that its {rows} queries
+    see, in each of {splits} splits.
+    """
+
+    backwards, splits = False, 1
+
+    def attend(self, t: Array) -> tuple[Array, Array, Array]:
+        m, z, o = super().attend(t)
+        nan = self.begins_empty(m.shape)
+        return m, np.where(nan, np.nan, z), np.where(nan[..., None], np.nan, o)
+
+    def begins_empty(self, shape: tuple[int, ...]) -> Array:
+        """Rows that see nothing in the tile that they, or one of their splits, begin with."""
+        n = np.array(self.case.lengths[1])[:, None, None]
+        first, last = np.zeros(shape, int), np.broadcast_to(n, shape)
+        if _hides(self.case) and not any(word in repr(self.case.mask) for word in OTHERS):
+            seen = np.asarray(self.case.visibility.tile())
+            first, last = self.ends(seen)
+            first, last = self.of_tile(first, lambda x: x.min(-1)), self.of_tile(last, lambda x: x.max(-1))
+        low, high = first // self.keys, -(-last // self.keys)
+        each = np.maximum(-(-(high - low) // self.splits), 1)
+        nan, within = np.zeros(shape, bool), np.add.reduceat(self.seen, self.tile_starts(), axis=-1)
+        for s in range(self.splits):
+            at = high - 1 - s * each if self.backwards else low + s * each
+            some = (at >= low) & (at < high)
+            mine = np.take_along_axis(within, np.clip(at, 0, within.shape[-1] - 1)[..., None], -1)[..., 0]
+            nan |= some & (mine == 0)
+        return nan
+
+    def tile_starts(self) -> Array:
+        return np.arange(0, self.seen.shape[-1], self.keys)
+
+
+@kind(lambda case: case.mask is not None, rows=ROWS[1:], keys=KEYS, row={"first": 0, "last": -1})
+class tile_skipped_by_row(Bounds):
+    """A tile of {keys} keys is skipped for {rows} queries where the {row} of them sees none of it."""
+
+    row = 0
+
+    def visible(self) -> Array:
+        seen = np.array(super().visible())
+        for i in range(0, seen.shape[2], self.rows):
+            for j in range(0, seen.shape[3], self.keys):
+                tile = seen[:, :, i : i + self.rows, j : j + self.keys]
+                tile &= np.asarray(tile[:, :, self.row].any(-1))[..., None, None]
+        return seen

@@ -75,9 +75,9 @@ class written_at_entry(written_at):
 Where = Callable[[Any], Array]
 """of a model -> booleans that broadcast to (B, H, Lq)"""
 WHERE: dict[str, Where] = {
+    "the last entry": lambda x: np.arange(x.given.B)[:, None, None] == x.given.B - 1,
     "entries without keys": lambda x: np.array(x.given.lengths[1])[:, None, None] == 0,
     "rows that see nothing": lambda x: ~x.seen.any(-1),
-    "the last entry": lambda x: np.arange(x.given.B)[:, None, None] == x.given.B - 1,
     "all entries but the first": lambda x: np.arange(x.given.B)[:, None, None] > 0,
     "the last head": lambda x: np.arange(x.given.H)[:, None] == x.given.H - 1,
     "all heads but the first": lambda x: np.arange(x.given.H)[:, None] > 0,
@@ -110,3 +110,33 @@ class unwritten(Model):
     def told(self, y: dict[str, Array]) -> dict[str, Array]:
         gone = type(self).where(self)
         return y | {n: np.where(gone if n == "lse" else gone[..., None], self.left, y[n]) for n in self.of if n in y}
+
+
+KEYS: dict[str, Where] = {
+    "of the last entry": lambda x: np.arange(x.given.B)[:, None, None] == x.given.B - 1,
+    "past the end of an entry": lambda x: np.arange(x.given.Lk) >= np.array(x.given.lengths[1])[:, None, None],
+    "where no query sees the key": lambda x: ~x.seen.any((1, 2))[:, None],
+    "past the last whole tile of 32": lambda x: np.arange(x.given.Lk) >= x.given.Lk // 32 * 32,
+    "past the last whole tile of 64": lambda x: np.arange(x.given.Lk) >= x.given.Lk // 64 * 64,
+    "past the last whole tile of 128": lambda x: np.arange(x.given.Lk) >= x.given.Lk // 128 * 128,
+    "of entries without queries": lambda x: np.array(x.given.lengths[0])[:, None, None] == 0,
+    "of all entries but the first": lambda x: np.arange(x.given.B)[:, None, None] > 0,
+    "of all heads but the first": lambda x: np.arange(x.given.Hkv)[:, None] > 0,
+    "of the last head": lambda x: np.arange(x.given.Hkv)[:, None] == x.given.Hkv - 1,
+}
+
+
+@kind(
+    lambda case, how: not case.want.isdisjoint(how.of), shows="dk dv",
+    of={"dk": ("dk",), "dv": ("dv",), "dk and dv": ("dk", "dv")}, where=KEYS, left=NEVER,
+)  # fmt: skip
+class keys_unwritten(Model):
+    """{of}: not written {where}, where it stays {left}."""
+
+    of: tuple[str, ...] = ("dk",)
+    where: Where
+    left = 0.0
+
+    def told(self, y: dict[str, Array]) -> dict[str, Array]:
+        gone = type(self).where(self)[..., None]
+        return y | {n: np.where(gone, self.left, y[n]) for n in self.of if n in y}
