@@ -157,7 +157,7 @@ STREAMING = _mutations(
             ("dk unscaled", "return dk * scale", "return dk"),
             ("last head of a group alone", "return total + part", "return part"),
             ("dropout in the row sums", "return summed.sum(-1),", "return self.drop(summed, kept).sum(-1),"),
-            ("hidden NaN leaks", "    if visible is None:\n        return w @ x", "    if True:\n        return w @ x"),
+            ("hidden NaN leaks", "if finite.all():", "if True:"),
         ),
         "forward": (
             ("sink left out", "if head.sink is not None:", "if False:"),
