@@ -118,7 +118,7 @@ SMALL = Case("small", "an example", B=2, H=2, Hkv=1, Lq=3, Lk=5, D=32, Dv=32)
         ({"storage": Paged(2), "k_lens": (5, 2)}, None),
         ({"bias": BiasSpec("HK", "float64"), "want": {"dbias"}}, None),
     ],
-    ids=str,
+    ids=lambda x: " ".join(x) if isinstance(x, dict) else str(x),
 )
 def test_what_is_refused(changes: dict[str, Any], reason: str | None) -> None:
     assert attention.supports(replace(SMALL, **changes)) == reason
