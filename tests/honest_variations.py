@@ -39,6 +39,7 @@ from refattn.streaming import Rules, Schedule, Streaming
 from refattn.truth import Expected, quick_truth
 from tests import honest_rules as rules
 from tests import honest_sums as sums
+from tests.written_lines import read
 
 
 @dataclass(frozen=True)
@@ -212,17 +213,6 @@ def _run(done: set[tuple[str, str]], only: str, index: int) -> list[dict[str, An
 
 
 ORDER = sorted(CASES, key=scores_of)
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file; one that a kill cut short is left out."""
-    lines = []
-    for text in path.read_text().splitlines() if path.exists() else []:
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            continue
-    return lines
 
 
 def coarse(line: dict[str, Any]) -> bool:

@@ -42,6 +42,7 @@ import numpy as np
 from tests import kernel_mutation_probes as probes
 from tests.kernel_mutation_sites import FILES, Site, every
 from tests.kernel_mutation_survivors import argument
+from tests.written_lines import read
 
 LIMIT = 20.0
 """seconds for a mutant; the honest kernel takes less than one for all probes"""
@@ -103,17 +104,6 @@ def _in_child(site: Site | None, asked: list[probes.Probe]) -> dict[str, Any]:
         return {"by": "import", "how": f"raised {type(e).__name__}"}
     found = probes.first_failing(package, asked)
     return {"by": None} if found is None else {"by": found[0].name, "how": found[1]}
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file; one that a kill cut short is left out."""
-    lines = []
-    for text in path.read_text().splitlines() if path.exists() else []:
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            continue
-    return lines
 
 
 def run(sites: list[Site], asked: list[probes.Probe], jobs: int, limit: float) -> Iterator[dict[str, Any]]:

@@ -16,8 +16,9 @@ import numpy as np
 
 from .backward_scores import capped, slopes, to_bias
 from .compiled import compiled, inlined
-from .forward import KEYS, LOG2E, aligned, hide, modify, pack, spans_of
+from .forward import KEYS, aligned, hide, modify, pack, spans_of
 from .products import ROWS, product, product_added, product_added_one, take, weights
+from .state import units_of
 from .vectors import ACROSS
 
 __all__ = ["BLOCK", "backward"]
@@ -70,10 +71,7 @@ def backward(counter, tasks, operands, state, seen, scores, results, sizes):  # 
     dq, dk, dv, dbias, onto, dsoftcap = results
     parts, B, H, Hkv, Lq, Lk, D, Dv, keys, room, columns, wide, strip = sizes
     one, none = q.dtype.type(1), q.dtype.type(0)
-    plain = softcap == 0 and bias.size == 0 and scale != 0
-    unit = abs(scale) if plain else one
-    sign = -one if plain and scale < 0 else one
-    c = unit * q.dtype.type(LOG2E)
+    plain, _, sign, c = units_of(scale, softcap, bias)
     lanes, held, group = wide // ACROSS, min(BLOCK, keys), H // max(Hkv, 1)
     over_k, over_v = (D + lanes - 1) // lanes * lanes, (Dv + lanes - 1) // lanes * lanes
     S, dP, dQ = aligned(KEYS * wide, q), aligned(KEYS * wide, q), aligned(room * wide, q)

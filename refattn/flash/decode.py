@@ -10,7 +10,6 @@ Source of the split: Dao et al. 2023, "Flash-Decoding for long-context inference
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from .geometry import spans, strips
 from .problem import NO_BITS, Problem, flat
 from .products import cap, take
 from .rows import HALVES, dots, gather_four, gather_one, greatest, weigh
+from .state import settled, units_of
 from .threads import run
 from .vectors import lanes
 
@@ -39,7 +39,6 @@ KEYS = 128
 """keys of a tile"""
 READING = 8
 """multiplications in the time of reading a number from memory"""
-LOG2E = 1 / math.log(2)
 
 
 def few(problem: Problem) -> bool:
@@ -59,15 +58,15 @@ def solve(problem: Problem) -> tuple[Array, Array, Array, Array]:
     m, l = np.empty((2, len(tasks) * rows), dtype)  # noqa: E741
     states = m, l, np.empty(len(tasks) * rows * columns, dtype)
     costs = np.full(len(tasks), min(split, x.Lk) * (x.D + x.Dv) * (rows + READING))
+    more = (*problem.bias(), problem.scale, problem.softcap)
     run(
-        decode, tasks, costs, problem.q, *_placed(x.k, problem), *_placed(x.v, problem), seen,
-        (*problem.bias(), problem.scale, problem.softcap), states, sizes, problem.wide,
+        decode, tasks, costs, problem.q, *_placed(x.k, problem), *_placed(x.v, problem), seen, more,
+        states, sizes, problem.wide,
     )  # fmt: skip
     out = np.empty((x.B, x.H, x.Lq, x.Dv), dtype)
     lse, shift, factor = np.empty((3, x.B, x.H, x.Lq), dtype)
-    plain = x.softcap is None and x.bias is None and problem.scale != 0
     results = tuple(a.reshape(-1) for a in (out, lse, shift, factor))
-    finish(states, seen, problem.scale, plain, problem.sinks, results, sizes)
+    finish(states, seen, more, problem.sinks, results, sizes)
     return out, lse, shift, factor
 
 
@@ -127,9 +126,7 @@ def decode(counter, order, q, k, k_steps, v, v_steps, seen, more, states, sizes,
     lo, hi, bits = seen
     bias, places, scale, softcap = more
     m, l, o = states  # noqa: E741
-    plain = softcap == 0 and bias.size == 0 and scale != 0  # 0 times -inf is no 0
-    c = (abs(scale) if plain else q.dtype.type(1)) * q.dtype.type(LOG2E)
-    sign = q.dtype.type(-1) if plain and scale < 0 else q.dtype.type(1)
+    plain, _, sign, c = units_of(scale, softcap, bias)
     size = (D + lane - 1) // lane * lane
     Q, S, L = aligned(rows * size, q), aligned(rows * KEYS, q), aligned(rows * lane, q)
     keep = np.empty(rows, q.dtype)
@@ -188,37 +185,29 @@ def decode(counter, order, q, k, k_steps, v, v_steps, seen, more, states, sizes,
 
 
 @compiled
-def finish(states, seen, scale, plain, sinks, results, sizes):  # type: ignore[no-untyped-def]
+def finish(states, seen, more, sinks, results, sizes):  # type: ignore[no-untyped-def]
     """out (B, H, Lq, Dv) and, each (B, H, Lq), lse, and shift and factor with p = exp2((S - shift) c) factor."""
     H, _, Lq, _, _, Dv, rows, _, splits, columns, _ = sizes
     m, l, o = states  # noqa: E741
     lo, hi, _ = seen
     out, lse, shift, factor = results
-    zero, one = m.dtype.type(0), m.dtype.type(1)
-    unit = abs(scale) if plain else one
+    bias, _, scale, softcap = more
+    plain, unit, _, _ = units_of(scale, softcap, bias)
+    zero = m.dtype.type(0)
     for row in range(len(lse)):
         first, r = row // rows * splits * rows + row % rows, row * Dv
         top = m.dtype.type(-np.inf)
         for s in range(splits):
             top = max(top, m[first + s * rows])
-        shift[row] = zero if top == -np.inf else top
-        total = zero
+        base, total = zero if top == -np.inf else top, zero
         out[r : r + Dv] = 0
         for s in range(splits):
             part = first + s * rows
-            weight = np.exp((m[part] - shift[row]) * unit)
+            weight = np.exp((m[part] - base) * unit)
             total += l[part] * weight
             for d in range(Dv):
                 out[r + d] += o[part * columns + d] * weight
-        x, own = top * unit, one
-        if total == 0 and plain and lo[row] < hi[row]:
-            total = m.dtype.type(np.nan)  # each visible score is -inf: they overflowed
-        if sinks.size and sinks[row // Lq % H] != -np.inf:
-            sink = sinks[row // Lq % H]
-            x = max(x, sink)
-            own = np.exp(top * unit - x)
-            total = total * own + np.exp(sink - x)
-        lse[row] = x + np.log(total)
-        factor[row] = zero if total == 0 else own / total
+        state = settled(top, total, unit, plain and lo[row] < hi[row], sinks, row // Lq % H)
+        lse[row], shift[row], factor[row] = state
         for d in range(Dv):
             out[r + d] *= factor[row]

@@ -8,20 +8,18 @@ factor of the exponent, after the maximum was subtracted, so that equal scores s
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numba import types
 from numba.extending import overload
 
 from .compiled import compiled, inlined
 from .products import ROWS, cap, keep, pair, product, product_rescaled, scores, softmax, take
+from .state import settled, units_of
 
 __all__ = ["KEYS", "aligned", "forward", "hide", "modify", "pack", "spans_of"]
 
 KEYS = 64
 """keys of a tile"""
-LOG2E = 1 / math.log(2)
 
 
 @inlined
@@ -127,11 +125,7 @@ def forward(counter, order, operands, seen, more, results, sizes):  # type: igno
     bias, places, scale, softcap, sinks = more
     out, lse, shift, factor = results
     H, Hkv, Lq, D, Dv, keys, columns, held, sub, wide = sizes
-    zero = out.dtype.type(0)
-    plain = softcap == 0 and bias.size == 0 and scale != 0  # 0 times -inf is no 0
-    unit = abs(scale) if plain else out.dtype.type(1)
-    sign = out.dtype.type(-1) if plain and scale < 0 else out.dtype.type(1)
-    c = unit * out.dtype.type(LOG2E)
+    plain, unit, sign, c = units_of(scale, softcap, bias)
     blocks = (Lq + sub * wide - 1) // (sub * wide)
     Q, S, O = aligned(sub * D * wide, q), aligned(KEYS * wide, out), aligned(sub * columns * wide, out)  # noqa: E741
     P = meeting(S, v)
@@ -181,16 +175,8 @@ def forward(counter, order, operands, seen, more, results, sizes):  # type: igno
         for s in range(tiles):
             for i in range(min(wide, Lq - i0 - s * wide)):
                 at = head * Lq + i0 + s * wide + i
-                x, total = m[s * wide + i] * unit, l[s * wide + i]
-                own = out.dtype.type(1)
-                if total == 0 and plain and first[s, i] < last[s, i]:
-                    total = out.dtype.type(np.nan)  # each visible score is -inf: they overflowed
-                if sinks.size and sinks[h] != -np.inf:
-                    top = max(x, sinks[h])
-                    own = np.exp(x - top)
-                    total, x = total * own + np.exp(sinks[h] - top), top
-                lse[at] = x + np.log(total)
-                shift[at] = zero if m[s * wide + i] == -np.inf else m[s * wide + i]
-                factor[at] = zero if total == 0 else own / total
+                lost = plain and first[s, i] < last[s, i]
+                state = settled(m[s * wide + i], l[s * wide + i], unit, lost, sinks, h)
+                lse[at], shift[at], factor[at] = state
                 for d in range(Dv):
                     out[at * Dv + d] = O[(s * columns + d) * wide + i] * factor[at]

@@ -61,18 +61,6 @@ class View:
             return None
         return float(self.clean["sinks"][h])
 
-    def bias(self, b: int, h: int, rows: slice, keys: slice) -> Array | None:
-        if "bias" not in self.clean:
-            return None
-        x = self.clean["bias"]
-        x = x[b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0]
-        return x[rows if x.shape[0] > 1 else EVERYTHING, keys if x.shape[1] > 1 else EVERYTHING]
-
-    def visible(self, b: int, h: int, rows: slice, keys: slice) -> Array:
-        seen = self.case.visibility.tile(rows, keys, b, h)
-        bias = self.bias(b, h, rows, keys)
-        return seen if bias is None else seen & ~np.isneginf(bias)
-
     # of some heads at once: arrays (b, h, rows, keys), or such that broadcast to it
 
     def _bias_of(self, bs: slice, hs: slice, rows: slice, keys: slice) -> Array | None:
@@ -127,14 +115,18 @@ class View:
 
     # of one head: (rows, keys)
 
+    def visible(self, b: int, h: int, rows: slice, keys: slice) -> Array:
+        return self._visible_of(slice(b, b + 1), slice(h, h + 1), rows, keys)[0, 0]
+
     def tiles(self, b: int, h: int) -> tuple[Tile, Tile]:
         """visible and bias of one head."""
+        _, bias_of = self.tiles_of(slice(b, b + 1), slice(h, h + 1))
 
         def bias(rows: slice, keys: slice) -> Array | None:
-            found = self.bias(b, h, rows, keys)
-            return None if found is None else np.where(np.isneginf(found), 0.0, found)
+            found = bias_of(rows, keys)
+            return None if found is None else found[0, 0]
 
-        return (lambda rows, keys: self.visible(b, h, rows, keys)), bias
+        return partial(self.visible, b, h), bias
 
     def extras(self, b: int, h: int) -> Extras:
         case, factors = self.case, self.kept
