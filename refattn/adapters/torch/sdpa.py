@@ -1,4 +1,4 @@
-"""torch.nn.functional.scaled_dot_product_attention on the CPU: `torch`, `torch-math`, `torch-flash`.
+"""torch.nn.functional.scaled_dot_product_attention on the CPU.
 
 The case's mask is realised exactly: `is_causal` for a top-left causal mask and nothing else, an
 explicit boolean (or, with a bias, additive) attn_mask for all others.  Gradients come from
@@ -16,13 +16,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import metadata
-from typing import Any, Literal
+from typing import Any
 
-from ..case import Cache, Case, Packed, Paged
-from ..exchange import from_torch, to_torch
-from ..masks import Causal
-from ..precision import Conventions, Precision, Unsupported, preset
+from ...case import Case
+from ...exchange import from_torch, to_torch
+from ...masks import Causal
+from ...precision import Conventions, Precision, Unsupported, preset
+from ..adapter import Adapter, hides, visible
 
 __all__ = ["default", "flash", "math"]
 
@@ -35,50 +35,23 @@ FAST_EXP = "fexp_u20 of ATen/cpu/vec is off by 1.07e-4 relatively (pytorch#15144
 
 
 @dataclass(frozen=True)
-class ScaledDotProductAttention:
+class ScaledDotProductAttention(Adapter):
     """One backend of the function, or None for the one that torch picks."""
 
-    backend: str | None
-    arrays: Literal["numpy", "torch"] = "numpy"
-    conventions: Conventions = Conventions(masked_nan_k="leaks", masked_nan_v="leaks")
-    outputs: frozenset[str] = frozenset({"out", "dq", "dk", "dv", "dbias"})
+    backend: str | None = None
 
-    @property
-    def name(self) -> str:
-        return "torch SDPA" + (f" ({self.backend.split('_')[0].lower()})" if self.backend else "")
-
-    @property
-    def version(self) -> str:
-        return metadata.version("torch")
-
-    def supports(self, case: Case) -> str | None:
-        if case.dtype.startswith("float8"):
-            return case.dtype
-        for feature in ("softcap", "sinks", "score_mod", "rotary", "quant"):
-            if getattr(case, feature) is not None:
-                return feature
-        if isinstance(case.storage, (Packed, Paged, Cache)):
-            return type(case.storage).__name__
+    def refuses(self, case: Case) -> str | None:
         if case.dropout is not None and (self.backend != "MATH" or case.dropout == 1):
             return "dropout of 1" if self.backend == "MATH" else "dropout"  # of 1: 0 * inf
-        if case.backward and "lse" in case.want:
-            return "dlse"
-        if self._returned(case).isdisjoint(case.want):
-            return f"returns no {' '.join(sorted(case.want))}"
-        hides = not (case.mask is case.q_lens is case.k_lens is None)
         broadcasts = case.bias_shape != (case.B, case.H, case.Lq, case.Lk)
-        if case.out_dtype != case.dtype:
-            return f"out_dtype={case.out_dtype}"
-        if case.bias is not None and case.bias.dtype != case.dtype:
-            return f"bias of {case.bias.dtype}"  # attn_mask has to have the dtype of query
-        if "dbias" in case.want and case.dtype in ("float16", "bfloat16") and hides and broadcasts:
+        if "dbias" in case.want and case.dtype in ("float16", "bfloat16") and hides(case) and broadcasts:
             return f"dbias summed in {case.dtype}"  # attn_mask is the bias stretched to the mask, in its dtype
         if self.backend == "FLASH_ATTENTION" and (case.D != case.Dv or "dbias" in case.want):
             return "D!=Dv" if case.D != case.Dv else "dbias"
         return None
 
-    def _returned(self, case: Case) -> frozenset[str]:
-        """What it can return of a case: weights of the math backend alone, and none after dropout."""
+    def returned(self, case: Case) -> frozenset[str]:
+        """Weights of the math backend alone, and none after dropout."""
         has_weights = self.backend == "MATH" and case.dropout is None
         return self.outputs | ({"weights"} if has_weights else set())
 
@@ -103,9 +76,7 @@ class ScaledDotProductAttention:
         names = [n for n in ("q", "k", "v", "bias") if n in given]
         x = {n: to_torch(given[n]).requires_grad_(case.backward) for n in names}
         causal = case.mask == Causal("top_left") and case.bias is None and case.q_lens is None and case.k_lens is None
-        attn_mask = None
-        if not causal and (case.mask is not None or case.q_lens is not None or case.k_lens is not None):
-            attn_mask = torch.from_numpy(case.visibility.tile().copy())
+        attn_mask = None if causal or not hides(case) else torch.from_numpy(visible(case))
         if "bias" in x:
             attn_mask = x["bias"] if attn_mask is None else torch.where(attn_mask, x["bias"], -torch.inf)
         answer = self._answer(case, x["q"], x["k"], x["v"], attn_mask, causal, given.get("keep"))
@@ -125,7 +96,7 @@ class ScaledDotProductAttention:
         try:
             with warnings.catch_warnings(), sdpa_kernel(chosen):
                 warnings.simplefilter("ignore")  # why a kernel was not chosen, which the error says too
-                if case.dropout is not None or ("weights" in case.want and "weights" in self._returned(case)):
+                if case.dropout is not None or ("weights" in case.want and "weights" in self.returned(case)):
                     math_attention = torch.ops.aten._scaled_dot_product_attention_math
                     kept = None if keep is None else to_torch(keep)
                     if mask is not None and mask.dtype == torch.bool:  # it would add 1 where True
@@ -148,6 +119,18 @@ def _flushes() -> bool:
     return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
 
 
-default = ScaledDotProductAttention(None)
-math = ScaledDotProductAttention("MATH")
-flash = ScaledDotProductAttention("FLASH_ATTENTION")
+def _backend(backend: str | None) -> ScaledDotProductAttention:
+    return ScaledDotProductAttention(
+        "torch SDPA" + (f" ({backend.split('_')[0].lower()})" if backend else ""),
+        "torch",
+        takes=frozenset({"dropout", "bias", "mask", "gqa", "D!=Dv", "scale"}),
+        dtypes=frozenset({"float64", "float32", "float16", "bfloat16"}),
+        outputs=frozenset({"out", "dq", "dk", "dv", "dbias"}),
+        conventions=Conventions(masked_nan_k="leaks", masked_nan_v="leaks"),
+        backend=backend,
+    )
+
+
+default = _backend(None)
+math = _backend("MATH")
+flash = _backend("FLASH_ATTENTION")
