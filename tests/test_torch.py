@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math as numbers
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from refattn.adapters.torch import default, flash, math  # noqa: E402
 from refattn.case import BiasSpec, Cache, Case, Dense, Packed, Paged, Shared, Strided  # noqa: E402
 from refattn.cases import CASES, CHAPTERS, FULL, by_id  # noqa: E402
+from refattn.expected import expected_failures, shipped  # noqa: E402
 from refattn.inputs import make  # noqa: E402
 from refattn.judge import Verdict, judge  # noqa: E402
 from refattn.masks import Causal, Window  # noqa: E402
@@ -23,7 +22,8 @@ from refattn.precision import Unsupported, preset  # noqa: E402
 from refattn.quantise import Quant  # noqa: E402
 from refattn.rotary import Rotary  # noqa: E402
 
-KNOWN = Path(__file__).parents[1] / "docs" / "expected-torch.txt"
+LIST = shipped("torch")
+KNOWN = expected_failures(LIST, "torch", ()) if LIST else {}
 BACKENDS = (default, math, flash)
 EACH = 2
 """cases of each chapter that are tried here; `refattn check torch` tries all"""
@@ -34,11 +34,6 @@ NOT_FOR = {
 GRAD = frozenset({"dq", "dk", "dv"})
 SMALL: dict[str, Any] = {"B": 2, "H": 4, "Hkv": 2, "Lq": 5, "Lk": 9, "D": 8, "Dv": 8, "family": "peaked"}
 FLUSHES = default.precision(Case("x", "bf16", dtype="bfloat16")).flush_subnormal
-
-
-def known() -> list[str]:
-    lines = (line.split("#")[0].strip() for line in KNOWN.read_text().splitlines())
-    return [line for line in lines if line]
 
 
 def verdict(implementation: Any, case: Case, **changes: Any) -> Verdict:
@@ -55,7 +50,7 @@ def test_no_false_alarm(implementation: Any, chapter: str) -> None:
         case
         for case in CASES
         if case.chapter == chapter and case.B * case.H * case.Lq * case.Lk < 4_000
-        if implementation.supports(case) is None and not any(fnmatch.fnmatch(case.id, known_) for known_ in known())
+        if implementation.supports(case) is None and case.id not in KNOWN
     ]
     assert bool(cases) == (chapter not in NOT_FOR[implementation])
     for case in cases[:: 1 + len(cases) // EACH]:
@@ -66,9 +61,9 @@ def test_no_false_alarm(implementation: Any, chapter: str) -> None:
         assert found.status in ("passed", "acceptable"), (case.id, found.outputs, found.reasons)
 
 
-@pytest.mark.parametrize("id", known())
+@pytest.mark.parametrize("id", KNOWN)
 def test_what_is_known_to_fail_still_fails(id: str) -> None:
-    assert verdict(default, by_id(id)).status == "failed", "remove it from docs/expected-torch.txt"
+    assert verdict(default, by_id(id)).status == "failed", "remove it from refattn/adapters/expected/torch.txt"
 
 
 def test_finding_1_in_torch_alone() -> None:

@@ -71,6 +71,8 @@ class Adapter:
     outputs: frozenset[str] = frozenset({"out"})
     arrays: Literal["numpy", "torch"] = "numpy"
     conventions: Conventions = Conventions()
+    needs: str = ""
+    """what the machine must have, beside the library, such as a CUDA GPU"""
 
     def __post_init__(self) -> None:
         for what, words, known in (("takes", self.takes, FEATURES), ("dtypes", self.dtypes, FORMATS)):
@@ -84,7 +86,8 @@ class Adapter:
             return metadata.version(self.distribution)
         except metadata.PackageNotFoundError:
             name = self.distribution
-            raise NotInstalled(f"{name} is not installed: python -m pip install {name}") from None
+            needs = f", and needs {self.needs}" if self.needs else ""
+            raise NotInstalled(f"{name} is not installed{needs}: python -m pip install {name}") from None
 
     def supports(self, case: Case) -> str | None:
         if case.dtype not in self.dtypes:

@@ -61,7 +61,7 @@ class ScaledDotProductAttention(Adapter):
             return contract
         sources = [FAST_EXP]
         contract = replace(contract, exp_ulp=2048.0)  # 1800 for the polynomial, the rest for its argument's rounding
-        if case.dtype == "bfloat16" and _flushes():
+        if case.dtype == "bfloat16" and flushes():
             sources.append(FLUSHED)
             contract = replace(contract, flush_subnormal=True)
         if case.backward:
@@ -111,7 +111,7 @@ class ScaledDotProductAttention(Adapter):
             raise
 
 
-def _flushes() -> bool:
+def flushes() -> bool:
     """Whether this machine multiplies bfloat16 matrices by instructions that know no subnormal numbers."""
     import torch
 

@@ -1,0 +1,48 @@
+"""The Triton kernel through the suite, in Triton's interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("triton", reason="triton is not installed")
+
+from refattn.adapters.triton import default  # noqa: E402
+from refattn.masks import Window  # noqa: E402
+from tests.adapter_checks import BOTTOM, TOP, judged, small  # noqa: E402
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"Hkv": 2, "mask": TOP, "Dv": 24, "D": 20},
+        {"Hkv": 1, "mask": BOTTOM, "Lq": 70, "Lk": 130},
+        {"mask": BOTTOM, "Lq": 67, "Lk": 3},
+        {"scale": -0.4, "Lk": 65},
+    ],
+    ids=str,
+)
+def test_passes(dtype: str, fields: dict[str, Any]) -> None:
+    assert judged(default, small(dtype=dtype, **fields)) == "passed"
+
+
+def test_told_wrongly() -> None:
+    assert judged(default, small(mask=TOP), mask=BOTTOM) == "failed"
+    assert judged(default, small(), scale=0.5) == "failed"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"mask": Window(1, 0, "top_left")}, "window"),
+        ({"k_lens": (9, 3)}, "lengths"),
+        ({"mask": TOP, "k_lens": (9, 3)}, "lengths"),
+        ({"softcap": 1.0}, "softcap"),
+        ({"dtype": "float64"}, "float64"),
+    ],
+)
+def test_refused(fields: dict[str, Any], reason: str) -> None:
+    assert default.supports(small(**fields)) == reason
