@@ -65,8 +65,8 @@ class Plan:
 
 
 def describe(implementation: Implementation) -> Description:
-    if implementation.arrays not in ("numpy", "torch"):
-        raise TypeError(f"arrays={implementation.arrays!r} must be 'numpy' or 'torch'")
+    if implementation.arrays not in exchange.KINDS:
+        raise TypeError(f"arrays={implementation.arrays!r} must be one of {', '.join(exchange.KINDS)}")
     if type(implementation.conventions) is not Conventions:
         raise TypeError(f"conventions={implementation.conventions!r} must be a refattn.precision.Conventions")
     return Description(
@@ -101,17 +101,16 @@ def call(implementation: Implementation, problem: Problem) -> Answer:
     """Call the implementation with fresh arrays and look at what it did to them."""
     given = problem.fresh()
     untouched = problem.fresh()
-    torch = implementation.arrays == "torch"
 
     def hand(arrays: Mapping[str, Array]) -> dict[str, Any]:
-        return {name: exchange.to_torch(x) if torch else x for name, x in arrays.items()}
+        return {name: exchange.hand_over(x, implementation.arrays) for name, x in arrays.items()}
 
-    handed = hand(given)
     begin = time.perf_counter()
     try:
-        returned = implementation(problem.case, handed)
-        seconds = time.perf_counter() - begin
-        outputs, findings = _as_arrays(returned)
+        handed = hand(given)
+        begin = time.perf_counter()
+        outputs, findings = _as_arrays(implementation(problem.case, handed))
+        seconds = time.perf_counter() - begin  # with the wait for what is computed when it is asked for
         if problem.case.chapter == "basics" and implementation.conventions.deterministic:
             again, _ = _as_arrays(implementation(problem.case, hand(problem.fresh())))
             findings += [
@@ -145,12 +144,10 @@ def _as_arrays(returned: Any) -> tuple[dict[str, Array], list[str]]:
     outputs: dict[str, Array] = {}
     findings = []
     for name, x in returned.items():
-        if exchange.is_torch(x):
-            x = exchange.from_torch(x)
-        elif isinstance(x, np.generic):  # dscale and dsoftcap are single numbers
-            x = np.asarray(x)
         if x is None:  # not returned
             continue
+        if exchange.is_array(x):
+            x = exchange.as_numpy(x)
         if not isinstance(x, np.ndarray):
             cure = "; return out, (out, lse), or a mapping" if isinstance(x, (list, tuple)) else ""
             findings.append(f"{name} is {_type(x)}, which must be an array{cure}")

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from .calling import Description, Local
 from .case import Case
-from .diagnose import Suspects
+from .examine import BadContract, examine, examined
 from .implementation import Implementation
-from .inputs import make
-from .judge import Output, Verdict, failed_call, judge
-from .laws import examine as examine_law
+from .judge import Output, Verdict, judge
+from .judges import Judges
 from .laws import law_of
-from .precision import Precision, preset
 from .probes import Convention, probes
 from .shrink import as_test, kind_of, shrink
-from .tolerance.blas import one_thread_each
-from .truth import quick_truth
 from .worker import Worker
 
-__all__ = ["BadContract", "Output", "Report", "Verdict", "examine", "judge", "run"]
+if TYPE_CHECKING:
+    from .diagnose import Suspects
 
-
-class BadContract(ValueError):
-    """An implementation declares a contract that it may not: a mistake of its author, not a failure."""
+__all__ = ["BadContract", "Journal", "Output", "Report", "Verdict", "examine", "judge", "run"]
 
 
 @dataclass
@@ -40,12 +37,18 @@ class Report:
     interrupted: bool = False
     expected: Mapping[str, str] = field(default_factory=dict)
     """ids of the cases that are expected to fail, and why"""
+    stale_fails: bool = True
+    """whether one that is expected to fail and passes is a failure; not where the list is not the user's own"""
     probed: tuple[Convention, ...] = ()
     """what was found of the implementation's conventions, and of what it does when it is asked for them"""
     diagnosis: tuple[str, ...] = ()
     """which bug explains the failures that are not expected, in words"""
     smallest: str = ""
     """a test of the smallest problem found that fails, as Python"""
+    recorded: int = 0
+    """how many of the verdicts are those of an earlier run"""
+    again: int = 0
+    """how many of these, failures, were run again for the diagnosis"""
 
     def failures(self) -> list[Verdict]:
         """The failures that are not expected."""
@@ -67,89 +70,152 @@ class Report:
         return counts
 
 
-def examine(candidate: Worker | Local, case: Case) -> Verdict:
-    """Run one case and judge it; the truth is computed while the candidate works.
+class Journal:
+    """What a run writes down as it goes, and finds again when it goes on; this one keeps nothing."""
 
-    A case in the chapter of a law, as `refattn.laws.rows` makes it, is what that law is asked of.
-    """
-    law = law_of(case)
-    if law is not None:
-        return examine_law(candidate, case, law, _check_contract)
-    plan = candidate.plan(case)
-    description = candidate.description
-    if plan.failure is not None:
-        return Verdict(case, "failed", reasons=(failed_call(plan.failure),))
-    if plan.reason is None and description.outputs.isdisjoint(case.want):
-        plan = dataclasses.replace(plan, reason=f"returns no {' '.join(sorted(case.want))}")
-    if plan.reason is not None or plan.precision is None:
-        return Verdict(case, "unsupported", reasons=(plan.reason or "",))
-    _check_contract(plan.precision, case, description.name)
-    problem = make(case)
-    candidate.start(problem)
-    with one_thread_each():
-        expected = quick_truth(problem, plan.precision)
-    return judge(
-        problem, candidate.result(), plan.precision, description.conventions,
-        outputs=description.outputs, expected=expected,
-    )  # fmt: skip
+    complete = False
+    """whether all was written down, the diagnosis too"""
 
+    def begin(self, report: Report, cases: Sequence[Case]) -> Mapping[Case, Verdict]:
+        """The verdicts that are there already; fills what else is there into the report."""
+        return {}
 
-def _check_contract(precision: Precision, case: Case, name: str) -> None:
-    for what, said, given in (("inputs", precision.inputs, case.dtype), ("out", precision.out, case.out_dtype)):
-        if said != given:
-            raise BadContract(f"{name}: precision({case.id}) says {what}={said}, but the case has {given}")
-    loosened = precision.looser_than(preset(case.dtype, case.out_dtype))
-    if loosened and not precision.source:
-        fields = ", ".join(f"{field}={value!r}" for field, value in loosened.items())
-        raise BadContract(
-            f"{name}: precision({case.id}) is looser than preset({case.dtype!r}) in {fields}; "
-            "say in source= where that is documented or measured"
-        )
+    def keep_probed(self, rows: Sequence[Convention]) -> None: ...
+
+    def keep(self, verdict: Verdict) -> None:
+        """A verdict as soon as it is there, and again if it has changed."""
+
+    def end(self, report: Report) -> None: ...
 
 
 def run(
     spec: str | Implementation,
     cases: Sequence[Case],
     *,
+    jobs: int = 1,
     timeout: float = 60.0,
+    memory: float | None = None,
     seed: int = 0,
     expected: Mapping[str, str] | None = None,
     on_start: Callable[[Report], object] = lambda report: None,
     on_verdict: Callable[[Verdict], bool | None] = lambda verdict: None,
     probing: bool = False,
     shrinking: bool = False,
+    journal: Journal | None = None,
 ) -> Report:
     """Examine all cases; `seed` is added to each case's.  Stops when `on_verdict` returns True.
 
     With `probing` it is asked for its conventions first; with `shrinking` a failing case is made as small as
-    may be in the end.
+    may be in the end.  `jobs` cases at a time, each with a candidate of its own; `memory` in GB for each.
 
     A spec is loaded in a process of its own, an implementation runs in this one.  Ctrl-C ends the
     run and returns the report so far.  Raises `CannotLoad` and `BadContract`.
     """
-    candidate = Worker(spec, timeout) if isinstance(spec, str) else Local(spec)
-    suspects = Suspects()
+    if jobs < 1 or (jobs > 1 and not isinstance(spec, str)):
+        raise ValueError(f"jobs={jobs} must be >= 1, and 1 for an implementation in this process")
+    journal = journal or Journal()
+    cases = [dataclasses.replace(case, seed=case.seed + seed) for case in cases]
+    candidate = Worker(spec, timeout, memory) if isinstance(spec, str) else Local(spec)
     report = Report(spec if isinstance(spec, str) else spec.name, candidate.description, seed, len(cases))
     report.expected = expected or {}
     try:
-        if probing:
+        known = dict(journal.begin(report, cases))
+        again = [] if journal.complete else _to_be_asked_again(cases, known, report)
+        report.recorded, report.again = len(known), len(again)
+        if probing and not report.probed:
             report.probed = probes(candidate).rows
+            journal.keep_probed(report.probed)
         on_start(report)
-        for case in cases:
-            verdict = examine(candidate, dataclasses.replace(case, seed=case.seed + seed) if seed else case)
-            if case.id not in report.expected:
-                verdict = dataclasses.replace(verdict, notes=verdict.notes + suspects.watch(verdict))
-            report.verdicts.append(dataclasses.replace(verdict, evidence=None))
-            if on_verdict(verdict):
-                break
-        report.diagnosis = suspects.lines()
-        if shrinking:
-            report.smallest = _smallest(candidate, report.failures(), report.spec)
+        for case in again:
+            verdict = examine(candidate, case)
+            if verdict.status == "failed":
+                known[case] = dataclasses.replace(verdict, seconds=known[case].seconds, picture=known[case].picture)
+        watch = _Watch(report)
+        with closing(_in_order(candidate, cases, known, jobs, journal)) as verdicts:
+            for verdict in verdicts:
+                if not journal.complete:
+                    verdict = watch.notes(verdict)
+                    journal.keep(verdict)
+                report.verdicts.append(dataclasses.replace(verdict, evidence=None))
+                if on_verdict(verdict):
+                    break
+        if not journal.complete:
+            report.diagnosis = watch.diagnosis()
+            if shrinking:
+                report.smallest = _smallest(candidate, report.failures(), report.spec)
+            if len(report.verdicts) == len(cases):
+                journal.end(report)
     except KeyboardInterrupt:
         report.interrupted = True
     finally:
         candidate.close()
     return report
+
+
+def _to_be_asked_again(cases: Sequence[Case], known: Mapping[Case, Verdict], report: Report) -> list[Case]:
+    """Those that failed in an earlier run and whose arrays the diagnosis needs, which no record has."""
+    failed = [case for case in cases if case in known and known[case].status == "failed"]
+    if not failed:
+        return []
+    from .diagnose import KEPT, SCORES
+
+    return [
+        case
+        for case in failed
+        if case.id not in report.expected
+        and any(not o.passed for o in known[case].outputs)
+        and not any(note.startswith("undeclared") for note in known[case].notes)
+        and case.B * case.H * case.Lq * case.Lk <= SCORES
+    ][:KEPT]
+
+
+def _in_order(
+    candidate: Worker | Local, cases: Sequence[Case], known: Mapping[Case, Verdict], jobs: int, journal: Journal
+) -> Generator[Verdict, None, None]:  # fmt: skip
+    """The verdicts of all cases in their order; each is kept as soon as it is there."""
+    todo = [(n, case) for n, case in enumerate(cases) if case not in known]
+    waiting: dict[int, Verdict] = {}
+    with ExitStack() as stack:
+        if isinstance(candidate, Local) or min(jobs, len(todo)) <= 1:
+            arriving = examined(candidate, todo)
+        else:
+            candidate.rest()
+            judges = Judges(min(jobs, len(todo)), candidate.spec, candidate.timeout, candidate.memory)
+            arriving = stack.enter_context(judges).verdicts(todo)
+        for n, case in enumerate(cases):
+            while case not in known and n not in waiting:
+                number, verdict = next(arriving)
+                if verdict.evidence is not None:
+                    from .picture import picture
+
+                    verdict = dataclasses.replace(verdict, picture=picture(verdict.evidence, verdict.contract))
+                journal.keep(verdict)
+                waiting[number] = verdict
+            yield known[case] if case in known else waiting.pop(n)
+
+
+class _Watch:
+    """What failures look like; `refattn.diagnose` is loaded at the first one."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.suspects: Suspects | None = None
+
+    def notes(self, verdict: Verdict) -> Verdict:
+        """The verdict with what it looks like; one that is expected to fail is not looked at."""
+        expected = self.report.expected
+        if verdict.case.id in expected or (self.suspects is None and verdict.status != "failed"):
+            return verdict
+        if self.suspects is None:
+            from .diagnose import Suspects
+
+            self.suspects = Suspects()
+            for before in (v for v in self.report.verdicts if v.case.id not in expected):
+                self.suspects.watch(before)
+        return dataclasses.replace(verdict, notes=verdict.notes + self.suspects.watch(verdict))
+
+    def diagnosis(self) -> tuple[str, ...]:
+        return () if self.suspects is None else self.suspects.lines()
 
 
 def _smallest(candidate: Worker | Local, failed: Sequence[Verdict], spec: str) -> str:

@@ -1,6 +1,6 @@
 """Random small cases over all features, shrunk to the smallest that still fails.
 
-Hypothesis draws them by `refattn.strategy.cases` and shrinks what it drew; then the case itself is made
+Hypothesis draws them by `refattn.strategies.cases` and shrinks what it drew; then the case itself is made
 simpler, a field at a time.
 """
 
@@ -17,7 +17,7 @@ from .calling import Local
 from .case import Case
 from .conform import BadContract, examine
 from .judge import Verdict
-from .strategy import cases
+from .strategies import cases
 from .worker import Worker
 
 __all__ = ["Outcome", "cases", "fuzz", "simplified"]

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 import shlex
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -25,6 +23,7 @@ from .case import NAMES
 from .conform import Report
 from .judge import Output, Verdict
 from .laws import law_of
+from .report_json import as_finite, convention_as_json, implementation_as_json, suite_version, verdict_as_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,22 +38,20 @@ _INDENT = "     "
 _STALE = "is listed as an expected failure"
 
 
-def suite_version() -> str:
-    try:
-        return metadata.version("refattn")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
-
-
 def header(report: Report) -> list[str]:
     """What was run: suite, implementation, what it declares, seed."""
     about = report.description
     declared = as_fields(about.conventions.declared())
     outputs = f"outputs {' '.join(n for n in NAMES if n in about.outputs)}; conventions {declared or 'the defaults'}"
+    earlier = []
+    if report.recorded:
+        again = f"; {report.again} that failed are run again, for the diagnosis" if report.again else ""
+        earlier = [f"going on: {report.recorded} of {report.selected} cases were judged before{again}"]
     probed = [f"found: {'; '.join(f'{row.name}: {row.found}' for row in report.probed)}"] if report.probed else []
     return [
         f"refattn {suite_version()}, seed {report.seed}, {report.selected} cases",
         f"{report.spec}: {' '.join(x for x in (about.name, about.version) if x)}, {about.arrays} arrays",
+        *earlier,
         *textwrap.wrap(outputs, 80, subsequent_indent="  ", break_long_words=False),
         *(line for text in probed for line in textwrap.wrap(text, 80, subsequent_indent="  ", break_long_words=False)),
         "tolerance: derived for each element from the preset contract of its dtype; what",
@@ -155,7 +152,8 @@ def print_summary(console: Console, report: Report) -> None:
         console.print("the smallest that fails, as a test:")
         console.print(report.smallest, soft_wrap=True)
     for v in report.stale():
-        console.print(f"stale: {v.case.id} passes, but {_STALE}: {report.expected[v.case.id]}", soft_wrap=True)
+        mend = "" if report.stale_fails else "; it is listed for another version, or machine, and is no failure"
+        console.print(f"stale: {v.case.id} passes, but {_STALE}: {report.expected[v.case.id]}{mend}", soft_wrap=True)
     console.print(totals(report), soft_wrap=True)
 
 
@@ -209,53 +207,18 @@ def _table(title: str, verdicts: list[Verdict], key: Callable[[Verdict], str]) -
 
 def as_json(report: Report) -> dict[str, Any]:
     """The whole report as a JSON object; numbers that are not finite are the strings nan, inf, -inf."""
-    about = report.description
-    return as_finite(
-        {
-            "suite": suite_version(),
-            "seed": report.seed,
-            "selected": report.selected,
-            "interrupted": report.interrupted,
-            "implementation": {
-                "spec": report.spec,
-                "name": about.name,
-                "version": about.version,
-                "arrays": about.arrays,
-                "outputs": sorted(about.outputs),
-                "conventions": dataclasses.asdict(about.conventions),
-            },
-            "counts": report.counts(),
-            "probed": [dataclasses.asdict(row) | {"fits": row.fits} for row in report.probed],
-            "diagnosis": list(report.diagnosis),
-            "smallest": report.smallest,
-            "verdicts": [
-                {
-                    "case": v.case.to_json(),
-                    "chapter": v.case.chapter,
-                    "status": v.status,
-                    "expected_failure": report.expected.get(v.case.id),
-                    "ratio": v.ratio,
-                    "seconds": v.seconds,
-                    "reasons": list(v.reasons),
-                    "notes": list(v.notes),
-                    "suspicions": list(v.suspicions),
-                    "conventions": dict(v.conventions),
-                    "loosened": dict(v.loosened),
-                    "contract": None if v.contract is None else dataclasses.asdict(v.contract),
-                    "outputs": [dataclasses.asdict(o) for o in v.outputs],
-                }
-                for v in report.verdicts
-            ],
-        }
-    )
-
-
-def as_finite(x: Any) -> Any:
-    if isinstance(x, dict):
-        return {name: as_finite(value) for name, value in x.items()}
-    if isinstance(x, (list, tuple)):
-        return [as_finite(value) for value in x]
-    return str(x) if isinstance(x, float) and not math.isfinite(x) else x
+    return {
+        "suite": suite_version(),
+        "seed": report.seed,
+        "selected": report.selected,
+        "interrupted": report.interrupted,
+        "implementation": implementation_as_json(report),
+        "counts": report.counts(),
+        "probed": [convention_as_json(row) for row in report.probed],
+        "diagnosis": list(report.diagnosis),
+        "smallest": report.smallest,
+        "verdicts": [verdict_as_json(v, report.expected) for v in report.verdicts],
+    }
 
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -264,7 +227,7 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def as_junit(report: Report) -> str:
     """JUnit XML: a testcase for each case, its chapter as the class name."""
     expected = {v.case.id for v in report.verdicts if v.status == "failed"} - {v.case.id for v in report.failures()}
-    stale = {v.case.id for v in report.stale()}
+    stale = {v.case.id for v in report.stale()} if report.stale_fails else set()
     suite = ElementTree.Element(
         "testsuite",
         name=_xml(f"refattn {report.spec}"),

@@ -28,17 +28,20 @@ from .calling import FRAMES_TO_CUT, Answer, Description, Plan, call, candidate_t
 from .case import Case
 from .implementation import load
 from .inputs import Problem
+from .resident import lacking, resident
 
-__all__ = ["CannotLoad", "Worker"]
+__all__ = ["CannotLoad", "Worker", "settle"]
 
 LOAD_SECONDS = 300.0
 """how long a candidate may take to be imported"""
 GRACE_SECONDS = 0.5
 """what the pipe and the dump of the stack may take beyond the deadline"""
+POLL_SECONDS = 0.05
+"""how often the memory of a candidate is looked at"""
 
 
 class CannotLoad(Exception):
-    """The candidate cannot be imported, or is no implementation; the text says why."""
+    """The candidate cannot be imported, is no implementation, or cannot be limited as asked; the text says why."""
 
 
 class Worker:
@@ -46,14 +49,24 @@ class Worker:
 
     `start(problem)` returns at once and `result()` waits, so that the caller can compute the truth
     in between.  Raises `CannotLoad` when the candidate cannot be imported.
+
+    `memory` in GB, 1e9 bytes: it is killed where its process group uses more, which is looked at every POLL_SECONDS.
     """
 
-    def __init__(self, spec: str, timeout: float = 60.0) -> None:
+    def __init__(self, spec: str, timeout: float = 60.0, memory: float | None = None) -> None:
         if not timeout > 0:
             raise ValueError(f"timeout={timeout} must be > 0 seconds")
+        if memory is not None and not memory > 0:
+            raise ValueError(f"memory={memory} must be > 0 GB; pass None for no limit")
         self.spec = spec
         self.timeout = timeout
+        self.memory = memory
+        if memory is not None and lacking():
+            raise CannotLoad(lacking())
         self._process: Any = None
+        self._leader: int | None = None
+        self._used = 0.0
+        self._closed = threading.Event()
         self._pipe: Connection[Any, Any] | None = None
         self._busy = False
         self._deadline = 0.0
@@ -61,6 +74,8 @@ class Worker:
         handle, self._log = tempfile.mkstemp(prefix="refattn-", suffix=".log")
         os.close(handle)
         try:
+            if memory is not None:
+                threading.Thread(target=self._watch_memory, args=(memory,), daemon=True).start()
             self.description = self._spawn()
         except BaseException:
             self.close()
@@ -90,16 +105,31 @@ class Worker:
 
     def close(self) -> None:
         """End the child and all that it started."""
+        self._closed.set()
         self._stop()
         if os.path.exists(self._log):
             os.unlink(self._log)
 
+    def rest(self) -> None:
+        """End the child until the next case needs one."""
+        self._stop()
+
+    def _watch_memory(self, limit: float) -> None:
+        """A thread: kills the child's group where it uses more, also while the truth is computed."""
+        while not self._closed.wait(POLL_SECONDS):
+            leader = self._leader
+            if leader is not None and (used := resident(leader) / 1e9) > limit:
+                self._used = used
+                _kill_group(leader)
+
     def _spawn(self) -> Description:
+        self._used = 0.0
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         arguments = (theirs, self.spec, os.getcwd(), self._log, self.timeout)
         self._process = context.Process(target=_serve, args=arguments, name=f"refattn {self.spec}", daemon=True)
         self._process.start()
+        self._leader = self._process.pid
         theirs.close()
         reply = self._receive(LOAD_SECONDS)
         if isinstance(reply, Description):
@@ -153,7 +183,7 @@ class Worker:
                 process.join(5)
                 ended = True
             if ended:
-                answer = Answer("crash", text=_how_it_ended(process.exitcode) + _stack(self._log))
+                answer = Answer("crash", text=self._how_it_ended(process.exitcode) + _stack(self._log))
                 self._stop()
                 return answer
             if left <= 0:
@@ -161,8 +191,16 @@ class Worker:
                 text = f"no answer within {self.timeout:g} s" + _stack(self._log)
                 return Answer("timeout", text=text, seconds=self.timeout)
 
+    def _how_it_ended(self, code: int | None) -> str:
+        if self._used:
+            return f"used {self._used:.3g} GB, the limit is {self.memory:g} GB"
+        if code is None or code >= 0:
+            return f"the process ended with exit code {code}"
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        return f"the process was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+
     def _stop(self) -> None:
-        process, self._process = self._process, None
+        process, self._process, self._leader = self._process, None, None
         pipe, self._pipe = self._pipe, None
         self._busy = False
         if pipe is not None:
@@ -182,13 +220,6 @@ def _kill_group(leader: int) -> None:
             pass  # no such group: it ended, or was not yet its own leader
 
 
-def _how_it_ended(code: int | None) -> str:
-    if code is None or code >= 0:
-        return f"the process ended with exit code {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    return f"the process was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-
-
 def _stack(log: str) -> str:
     """Where the candidate was, from what faulthandler wrote: its frames, innermost first."""
     with open(log, errors="replace") as file:
@@ -205,7 +236,7 @@ def _stack(log: str) -> str:
 
 def _serve(pipe: Connection[Any, Any], spec: str, folder: str, log: str, timeout: float) -> None:
     """The child: load, describe, then answer each message until the pipe closes."""
-    _settle()
+    settle(log)
     if folder not in sys.path:
         sys.path.insert(0, folder)
     with open(log, "w") as trace:
@@ -230,8 +261,11 @@ def _serve(pipe: Connection[Any, Any], spec: str, folder: str, log: str, timeout
                 return
 
 
-def _settle() -> None:
-    """Lead a group of its own, out of reach of the terminal's Ctrl-C; print to stderr; end with the parent."""
+def settle(leftover: str = "") -> None:
+    """Lead a group of its own, out of reach of the terminal's Ctrl-C; print to stderr; end with the parent.
+
+    `leftover` is a file that a parent that was killed could not take away.
+    """
     if hasattr(os, "setsid"):
         os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -239,12 +273,14 @@ def _settle() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     multiprocessing.current_process().daemon = False  # a candidate may start processes of its own
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(leftover,), daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(leftover: str) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
+        if leftover and os.path.exists(leftover):
+            os.unlink(leftover)
         _kill_group(os.getpid())
         os._exit(1)

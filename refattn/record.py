@@ -1,0 +1,235 @@
+"""A run as a file of JSON lines, which a kill at any point leaves whole but for what was being judged.
+
+    {"refattn": "0.1.0", "format": 1, "spec": "torch", "seed": 0, "cases": {...}, "implementation": {...}, ...}
+    {"probed": [...]}                                   if it was asked for its conventions
+    {"case": {...}, "status": "passed", ...}            a verdict, as in the report's JSON, as soon as it is there
+    {"diagnosis": [...], "smallest": "..."}             what only the whole run knows: the run is complete
+
+Of two lines on the same case the later one holds: a failure is written as soon as it is judged, and again once it
+is known what it looks like.  A run that goes on judges the cases that have no line; failures whose arrays the diagnosis
+needs, which are not kept, are run again.  Numbers that are not finite are the strings nan, inf, -inf.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from .case import Case
+from .conform import Journal, Report, run
+from .judge import Verdict
+from .probes import Convention
+from .report_json import (
+    as_finite,
+    convention_as_json,
+    convention_of,
+    description_of,
+    implementation_as_json,
+    suite_version,
+    verdict_as_json,
+    verdict_of,
+)
+
+__all__ = ["BadRecord", "Record", "read", "recorded_run"]
+
+FORMAT = 1
+Line = dict[str, Any]
+
+
+class BadRecord(ValueError):
+    """The file is no record, or that of another run, or of one that is going on."""
+
+
+def recorded_run(
+    spec: str,
+    cases: Sequence[Case],
+    path: Path,
+    *,
+    jobs: int = 1,
+    timeout: float = 60.0,
+    memory: float | None = None,
+    seed: int = 0,
+    expected: Mapping[str, str] | None = None,
+    on_start: Callable[[Report], object] = lambda report: None,
+    on_verdict: Callable[[Verdict], bool | None] = lambda verdict: None,
+    probing: bool = False,
+    shrinking: bool = False,
+) -> Report:
+    """`refattn.conform.run`, written to `path` as it goes; where that has some of it, the run goes on from there.
+
+    Raises `BadRecord` besides what `run` raises.
+    """
+    with Record(path) as record:
+        return run(
+            spec, cases, jobs=jobs, timeout=timeout, memory=memory, seed=seed, expected=expected, on_start=on_start,
+            on_verdict=on_verdict, probing=probing, shrinking=shrinking, journal=record,
+        )  # fmt: skip
+
+
+def read(path: Path) -> Report:
+    """The report of a record, in the order of its cases; interrupted if it is not complete."""
+    lines, _ = _lines(path, path.read_bytes())
+    if not lines:
+        raise BadRecord(f"{path}: no line is complete; it must be what `refattn check --record` wrote")
+    try:
+        return _report(lines)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadRecord(f"{path}: {error!r}; it must be what this version of `refattn check --record` wrote") from None
+
+
+class Record(Journal):
+    """The file of a run, locked for as long as it is open; use it in a `with`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._kept: dict[Case, Line] = {}
+        self._expected: Mapping[str, str] = {}
+        try:
+            self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+        except OSError as error:
+            raise BadRecord(str(error)) from None
+        try:
+            _lock(self._file.fileno(), path)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._file.close()
+
+    def begin(self, report: Report, cases: Sequence[Case]) -> Mapping[Case, Verdict]:
+        lines, whole = _lines(self.path, self._file.read())
+        header = _header(report, cases)
+        self._file.truncate(whole)  # what a kill left of the last line
+        self._file.seek(whole)
+        self._expected = report.expected
+        if not lines:
+            self._write(header)
+            return {}
+        for name, was, now in _differing(lines[0], header):
+            cure = "name another file, or remove it"
+            raise BadRecord(f"{self.path} was made with {name} {was}, and this is {now}; {cure}")
+        try:
+            found = _report(lines)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BadRecord(f"{self.path}: {error!r}; name another file, or remove it") from None
+        self._kept = {Case.from_json(line["case"]): line for line in lines if "case" in line}
+        as_expected = all(
+            line["expected_failure"] == self._expected.get(case.id) for case, line in self._kept.items()
+        )
+        self.complete = not found.interrupted and as_expected
+        report.probed = found.probed
+        if self.complete:
+            report.diagnosis, report.smallest = found.diagnosis, found.smallest
+        return {v.case: v for v in found.verdicts}
+
+    def keep_probed(self, rows: Sequence[Convention]) -> None:
+        self._write({"probed": [convention_as_json(row) for row in rows]})
+
+    def keep(self, verdict: Verdict) -> None:
+        before, line = self._kept.get(verdict.case), verdict_as_json(verdict, self._expected)
+        same = ("notes", "expected_failure")
+        if before is None or any(before[name] != line[name] for name in same):
+            self._kept[verdict.case] = line
+            self._write(line)
+
+    def end(self, report: Report) -> None:
+        self._write({"diagnosis": list(report.diagnosis), "smallest": report.smallest})
+
+    def _write(self, line: Line) -> None:
+        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+
+
+def _lock(file: int, path: Path) -> None:
+    """For this process, until it ends, however that may be; not on systems without fcntl."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BadRecord(f"{path}: another run writes it; wait for that, or name another file") from None
+
+
+def _lines(path: Path, data: bytes) -> tuple[list[Line], int]:
+    """The lines of a record, and the bytes that they take: without a last one that is not complete."""
+    whole = data.rfind(b"\n") + 1
+    start = b'{"refattn": '
+    if not data.startswith(start[: len(data)]):
+        raise BadRecord(f"{path} is no record of a run; name another file")
+    lines = []
+    for number, text in enumerate(data[:whole].splitlines(), 1):
+        try:
+            lines.append(json.loads(text))
+        except ValueError as error:
+            raise BadRecord(f"{path}:{number}: {error}; name another file, or remove it") from None
+    if lines and lines[0].get("format") != FORMAT:
+        raise BadRecord(f"{path}: format {lines[0].get('format')} must be {FORMAT}; name another file")
+    return lines, whole
+
+
+def _header(report: Report, cases: Sequence[Case]) -> Line:
+    digest = hashlib.sha256(json.dumps([as_finite(case.to_json()) for case in cases]).encode()).hexdigest()
+    return {
+        "refattn": suite_version(),
+        "format": FORMAT,
+        "spec": report.spec,
+        "seed": report.seed,
+        "cases": {"number": len(cases), "digest": digest, "ids": [case.id for case in cases]},
+        "implementation": implementation_as_json(report),
+        "platform": {"python": platform.python_version(), "numpy": np.__version__, "processor": _processor()},
+    }
+
+
+def _differing(was: Line, now: Line, before: str = "") -> list[tuple[str, Any, Any]]:
+    """The fields that differ, by their names, and their values."""
+    found = []
+    for name, value in now.items():
+        other = was.get(name)
+        if isinstance(value, dict) and isinstance(other, dict):
+            found += _differing(other, value, f"{before}{name}.")
+        elif value != other:
+            found.append((before + name, other, value))
+    return found
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+def _report(lines: Sequence[Line]) -> Report:
+    header, last = lines[0], lines[-1]
+    report = Report(header["spec"], description_of(header["implementation"]), header["seed"], header["cases"]["number"])
+    verdicts, expected = {}, {}
+    for line in lines[1:]:
+        if "case" in line:
+            verdict = verdict_of(line)
+            verdicts[verdict.case] = verdict
+            expected[verdict.case.id] = line["expected_failure"]
+        elif "probed" in line:
+            report.probed = tuple(convention_of(row) for row in line["probed"])
+    place = {id: n for n, id in enumerate(header["cases"]["ids"])}
+    report.verdicts = sorted(verdicts.values(), key=lambda v: place[v.case.id])
+    report.expected = {id: reason for id, reason in expected.items() if reason is not None}
+    report.interrupted = "diagnosis" not in last
+    if not report.interrupted:
+        report.diagnosis, report.smallest = tuple(last["diagnosis"]), last["smallest"]
+    return report

@@ -1,0 +1,122 @@
+"""`refattn check`: which cases, which of them are known to fail, and what a run says and leaves as it goes."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.util
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import test_cli
+from test_cli import BASIC, MASKED, Run
+
+from refattn import expected
+from refattn.cases import FULL, by_id, select
+from refattn.check_command import progress_lines
+from refattn.judge import Verdict
+from refattn.laws import rows
+
+folder, refattn = test_cli.folder, test_cli.refattn  # the fixtures
+
+
+def test_sections_of_expected_failures_and_what_is_shipped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = folder / "lists"
+    lists.mkdir()
+    path = lists / "lib.txt"
+    path.write_text(f"{BASIC}  # all\n[lib-a lib]  # these two\n{MASKED}  # some\n[lib-b]\ncausal-f64\n")
+    monkeypatch.setattr(expected, "SHIPPED", lists)
+    assert [expected.shipped(spec) for spec in ("lib", "lib-c", "other", "lib:f")] == [path, path, None, None]
+    some = {BASIC: "all", MASKED: "some"}
+    for spec, found in (
+        ("lib", some),
+        ("lib-a", some),
+        ("lib-b", {BASIC: "all", "causal-f64": "no reason given"}),
+        ("lib-c", {BASIC: "all"}),
+    ):
+        assert expected.expected_failures(path, spec, ()) == found
+    law = rows()[0].id
+    path.write_text(f"{law}  # of laws too\n")
+    assert expected.expected_failures(path, "lib", ()) == {law: "of laws too"}
+
+
+@pytest.mark.parametrize("path", sorted(expected.SHIPPED.glob("*.txt")), ids=lambda path: path.name)
+def test_shipped_lists_are_read_and_say_why(path: Path) -> None:
+    assert importlib.util.find_spec(f"refattn.adapters.{path.stem}"), "a list without an adapter"
+    specs = {path.stem} | {name for line in path.read_text().splitlines() if line.startswith("[")
+                           for name in line.strip("[] ").split()}  # fmt: skip
+    for spec in specs:
+        assert expected.shipped(spec) == path
+        assert "no reason given" not in expected.expected_failures(path, spec, ()).values()
+
+
+def test_what_is_shipped_is_used_for_a_bare_name(refattn: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A case that passes though it is listed is told, and fails only where the list is the user's own."""
+    lists = folder / "known"
+    lists.mkdir(exist_ok=True)
+    (lists / "refattn.txt").write_text(f"{MASKED}  # lib 1.0 gave NaN\n")
+    monkeypatch.setattr(expected, "SHIPPED", lists)
+    arguments = ["check", "refattn", "--case", MASKED, "--case", BASIC, "--junit", "shipped.xml"]
+    code, out, _ = refattn(*arguments)
+    assert code == 0 and f"stale: {MASKED} passes, but is listed as an expected failure: lib 1.0 gave NaN; it" in out
+    assert ElementTree.parse(folder / "shipped.xml").getroot()[0].get("failures") == "0"
+    code, out, _ = refattn(*arguments, "--expected-failures", lists / "refattn.txt")
+    assert code == 1 and out.count("stale: ") == 1
+    assert ElementTree.parse(folder / "shipped.xml").getroot()[0].get("failures") == "1"
+
+
+def test_only_and_skip(refattn: Run) -> None:
+    def listed(*words: str) -> set[str]:
+        code, out, _ = refattn("list", *words)
+        assert code == 0
+        return {text.split()[0] for text in out.splitlines()}
+
+    usual = select()
+    for word in ("gqa", "masks", "bfloat16", "causal_top_left", "causal-f64", "quant=*", "causal*"):
+        has = {c.id for c in usual if any(fnmatch.fnmatchcase(n, word) for n in
+                                          (c.id, c.chapter, c.dtype, *c.flags, *c.features()))}  # fmt: skip
+        assert has and listed("--only", word) == has
+        assert listed("--skip", word) == {c.id for c in usual} - has
+        assert listed("--only", word, "--skip", word) == set()
+    assert listed("--only", "masks", "--only", "heads") == listed("--chapter", "masks", "--chapter", "heads")
+    assert listed("--only", "gqa", "--chapter", "masks") == listed("--only", "gqa") & listed("--chapter", "masks")
+    assert listed("--only", "huge") == listed("--chapter", "huge") >= listed("--only", "huge-*")
+    assert {by_id(id).chapter for id in listed("--only", "float16")}.isdisjoint(FULL)
+    assert "huge" in {by_id(id).chapter for id in listed("--only", "float16", "--full")}
+
+
+def test_progress_is_told_where_stderr_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    tell = progress_lines(3, seconds=0.0)
+    for status in ("passed", "failed", "passed"):
+        tell(Verdict(by_id(BASIC), status))  # type: ignore[arg-type]
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"1 of 3, 0 failed, \d+ s\n2 of 3, 1 failed, \d+ s\n3 of 3, 1 failed, \d+ s\n", err)
+    tell = progress_lines(3, seconds=60.0)
+    tell(Verdict(by_id(BASIC), "passed"))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_record_goes_on_and_refuses(refattn: Run, folder: Path) -> None:
+    base = ["check", "my_kernel:ignores_masks", "--record", "run.jsonl", "--case", MASKED, "--case", "causal-f64"]
+    code, first, _ = refattn(*base, "-x")
+    assert code == 1 and "1 not run" in first
+    code, second, _ = refattn(*base)
+    assert code == 1 and "going on: 1 of 2 cases were judged before; 1 that failed are run again" in second
+    code, third, _ = refattn(*base, "--json", "third.json")
+    assert code == 1 and "going on: 2 of 2 cases were judged before\n" in third
+    plain = refattn(*base[:2], *base[4:])[1]
+    assert [line for line in third.splitlines() if not line.startswith("going on")] == plain.splitlines()
+    assert json.loads((folder / "third.json").read_text())["diagnosis"]
+    code, out, err = refattn(*base, "--seed", 1)
+    assert (code, out) == (2, "") and "--record: run.jsonl was made with seed 0, and this is 1; name another" in err
+    code, _, err = refattn("check", "--case", BASIC, "--record", "my_kernel.py")
+    assert code == 2 and "my_kernel.py is no record of a run" in err
+
+
+def test_jobs_and_memory(refattn: Run) -> None:
+    pytest.importorskip("psutil", reason="psutil is not installed")
+    base = ["check", "my_kernel:ignores_masks", "--case", MASKED, "--case", BASIC, "--case", "causal-f64"]
+    assert refattn(*base, "--jobs", 2, "--memory", 4) == refattn(*base)
