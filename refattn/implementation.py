@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from .case import NAMES, Cache, Case, Packed, Paged
+from .exchange import hand_over
 from .memory import extra_names
 from .precision import Conventions, Precision, preset
 from .score_mods import SCORE_MODS
@@ -36,6 +37,7 @@ from .score_mods import SCORE_MODS
 __all__ = ["DEFAULT", "Function", "Implementation", "implementation", "load", "plain_options", "wrap"]
 
 DEFAULT = "refattn.streaming:implementation"
+Arrays = Literal["numpy", "torch", "jax", "mlx", "cupy"]
 USUAL = Conventions()
 
 
@@ -50,7 +52,7 @@ class Implementation(Protocol):
     def version(self) -> str: ...
 
     @property
-    def arrays(self) -> Literal["numpy", "torch"]:
+    def arrays(self) -> Arrays:
         """The kind of arrays that it is handed and returns."""
 
     @property
@@ -85,7 +87,7 @@ class Function:
     function: Callable[..., Any]
     name: str
     version: str = ""
-    arrays: Literal["numpy", "torch"] = "numpy"
+    arrays: Arrays = "numpy"
     conventions: Conventions = Conventions()
     outputs: frozenset[str] = frozenset({"out"})
     supports_case: Callable[[Case], str | None] = field(default=_supports_all)
@@ -115,10 +117,8 @@ class Function:
             answer = self.function(case, given)
         else:
             options = {name: given[name] if name in given else value for name, value in plain_options(case).items()}
-            if "mask" in options and self.arrays == "torch":
-                import torch
-
-                options["mask"] = torch.from_numpy(options["mask"])
+            if "mask" in options:
+                options["mask"] = hand_over(options["mask"], self.arrays)
             answer = self.function(given["q"], given["k"], given["v"], **options)
         if isinstance(answer, Mapping):
             return answer
@@ -159,7 +159,7 @@ def implementation(
     name: str | None = None,
     *,
     version: str = "",
-    arrays: Literal["numpy", "torch"] = "numpy",
+    arrays: Arrays = "numpy",
     conventions: Conventions = USUAL,
     outputs: Any = ("out",),
     supports: Callable[[Case], str | None] = _supports_all,

@@ -83,6 +83,8 @@ class Verdict:
     """of a case that passed: what is wrong with all of its elements together, by `refattn.aggregate`; no failure"""
     evidence: Evidence | None = field(default=None, repr=False, compare=False)
     """of a failure; not kept in a report"""
+    picture: Mapping[str, Any] | None = None
+    """of a failure, what a report keeps of the evidence: `refattn.picture`"""
 
     @property
     def ratio(self) -> float:

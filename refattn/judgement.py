@@ -61,8 +61,11 @@ class Question:
         problem, answer, coverage = sample(self.problem, self.answer, rows, seed)
         return replace(self, problem=problem, answer=answer, coverage=coverage)
 
-    def judged(self) -> Judgement:
-        """The verdict; `Unjudgeable` if no element can be judged."""
+    def judged(self, diagnose: bool = True) -> Judgement:
+        """The verdict; `Unjudgeable` if no element can be judged.
+
+        With `diagnose`, notes of a failure say what it looks like, which takes up to some seconds.
+        """
         problem, answer, case = self.problem, dict(self.answer), self.problem.case
         _not_too_large(problem)
         keep = answer.get("keep")  # drawn by the implementation itself
@@ -91,7 +94,8 @@ class Question:
                 replace(o, index=(*o.index[:2], at[o.index[2]], *o.index[3:])) if o.index else o for o in outputs
             )
         known = {f.name: getattr(verdict, f.name) for f in fields(Verdict)} | {"outputs": outputs}
-        known["notes"] = (*verdict.notes, *Suspects().watch(verdict), *_notes(problem, verdict, unjudged))
+        known["notes"] = (*verdict.notes, *_notes(problem, verdict, unjudged))
+        known["notes"] += Suspects().watch(verdict) if diagnose else ()
         return Judgement(**known, rms=rms, unjudged=unjudged, coverage=self.coverage)
 
 

@@ -1,7 +1,7 @@
 """Judging arrays that somebody has: what was computed, from what, and whether its error is honest.
 
     from refattn.judging import judge_arrays
-    found = judge_arrays(q, k, v, out=out, causal="bottom_right")      # NumPy arrays, or torch tensors
+    found = judge_arrays(q, k, v, out=out, causal="bottom_right")      # arrays of NumPy, torch, jax, ...
     found.status, found.ratio, found.rms["out"]                        # 'passed', 0.41, 0.11
 
 It makes a `Problem` and an answer of them and asks `refattn.judge.judge`; nothing is tolerated that the
@@ -43,7 +43,8 @@ _FOUR = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 def judge_arrays(
     q: Any, k: Any, v: Any, *, out: Any = None, lse: Any = None, dq: Any = None, dk: Any = None, dv: Any = None,
     dbias: Any = None, dsinks: Any = None, dout: Any = None, dlse: Any = None, bias: Any = None, mask: Any = None,
-    sinks: Any = None, keep: Any = None, rows: int | None = None, seed: int = 0, **options: Any,
+    sinks: Any = None, keep: Any = None, rows: int | None = None, seed: int = 0,
+    diagnose: bool = True, **options: Any,
 ) -> Judgement:  # fmt: skip
     """Judge the outputs that are given, at least one of out lse dq dk dv dbias dsinks.
 
@@ -51,6 +52,7 @@ def judge_arrays(
     (B, H, Lq, Dv), lse and dlse (B, H, Lq) in every layout; the mask a boolean array that broadcasts to
     (B, H, Lq, Lk), True = may attend, or a `refattn.masks.Mask`; bias and keep broadcast likewise.  Gradients
     need dout, dropout needs keep.  `rows`: judge so many rows drawn by `seed`, and those at boundaries.
+    `diagnose`: say of a failure what it looks like, which takes up to some seconds.
 
     `options` are those of `question`: layout causal window scale softcap dropout q_lens k_lens dtype
     out_dtype case contract contract_fields conventions.
@@ -63,7 +65,8 @@ def judge_arrays(
     """
     given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv, "dbias": dbias}
     given |= {"dsinks": dsinks, "dout": dout, "dlse": dlse, "bias": bias, "mask": mask, "sinks": sinks, "keep": keep}
-    return question({n: x for n, x in given.items() if x is not None}, **options).sampled(rows, seed).judged()
+    asked = question({n: x for n, x in given.items() if x is not None}, **options)
+    return asked.sampled(rows, seed).judged(diagnose)
 
 
 def question(
@@ -83,6 +86,8 @@ def question(
     """
     described: dict[str, Any] = {"causal": causal, "window": window, "scale": scale, "softcap": softcap}
     described |= {"dropout": dropout, "q_lens": q_lens, "k_lens": k_lens}
+    if causal is not None and causal not in ("top_left", "bottom_right"):
+        raise ValueError(f"causal={causal!r} must be 'top_left' or 'bottom_right', which differ where Lq != Lk")
     doubled = [n for n, x in described.items() if x is not None]
     if case is not None and doubled:
         raise ValueError(f"{doubled[0]}={described[doubled[0]]!r} beside a case: put it into the case")
@@ -150,7 +155,7 @@ def contract_of(case: Case, contract: str | Precision = "preset", but: Mapping[s
 
 
 def _array(a: Any, name: str, dtype: str | None, out_dtype: str | None, layout: str) -> Array:
-    x: Array = exchange.from_torch(a) if exchange.is_torch(a) else np.asanyarray(a)
+    x: Array = exchange.as_numpy(a) if exchange.is_array(a) else np.asanyarray(a)
     if np.ma.isMaskedArray(x):
         raise TypeError(f"{name} is a masked array, whose mask would be ignored; pass {name}.filled() and a mask=")
     if name in ("mask", "keep"):

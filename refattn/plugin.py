@@ -1,7 +1,8 @@
 """The pytest plugin: `pytest --attention module:callable --pyargs refattn.conformance`.
 
 A project that wants the suite among its own tests writes `from refattn.conformance.test_attention
-import test_attention` in a test module and overrides the fixture `attention` in a conftest beside it.
+import test_attention` in a test module, and names its implementation in pytest's ini file, or overrides the
+fixture `attention` in a conftest beside it.  `--attention-expected FILE` lists what is known to fail.
 
 The plugin is loaded in every pytest run of its environment, so it imports nothing here but pytest,
 and does nothing until a test asks for one of its fixtures.
@@ -10,16 +11,20 @@ and does nothing until a test asks for one of its fixtures.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 if TYPE_CHECKING:
     from .calling import Local
     from .case import Case
+    from .session import Examination, Session
     from .worker import Worker
 
 __all__ = ["attention", "attention_candidate", "attention_conforms"]
+
+_FINDINGS = pytest.StashKey[list[dict[str, Any]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,7 +42,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how long one call of it may take (default: %(default)s)",
     )
     group.addoption("--attention-full", action="store_true", help="run the chapter huge too, which takes minutes")
+    group.addoption(
+        "--attention-expected",
+        metavar="FILE",
+        help="lines `ID-or-glob  # reason` of cases that are known to fail; one that passes is a failure",
+    )
     parser.addini("attention", "module:callable, what --attention is when it is not given", default="")
+    parser.addini("attention_expected", "the file of --attention-expected, seen from the ini file", default="")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "attention(chapter, dtype, backward): a case of refattn's suite; -m \"attention(chapter='masks')\" selects",
+    )
+    config.stash[_FINDINGS] = []
 
 
 @pytest.fixture(scope="session")
@@ -53,53 +72,100 @@ def attention(pytestconfig: pytest.Config) -> Any:
 
 
 @pytest.fixture(scope="session")
-def attention_candidate(attention: Any, pytestconfig: pytest.Config) -> Iterator[Worker | Local]:
-    """The implementation, loaded."""
-    from .calling import Local
-    from .implementation import wrap
-    from .worker import CannotLoad, Worker
+def _attention_session(pytestconfig: pytest.Config) -> Iterator[Session]:
+    """All that is examined; in the end what was found of it goes to the process that prints."""
+    from .session import Session
 
-    if not isinstance(attention, str):
-        yield Local(wrap(attention, getattr(attention, "__qualname__", type(attention).__name__)))
-        return
+    session = Session(pytestconfig.getoption("attention_timeout"), _expected(pytestconfig))
     try:
-        worker = Worker(attention, pytestconfig.getoption("attention_timeout"))
-    except CannotLoad as error:
-        if hasattr(pytestconfig, "workerinput"):  # of xdist, which takes an exit for a crash
-            pytest.fail(str(error), pytrace=False)
-        pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
-    with worker:
-        yield worker
+        yield session
+        found = session.findings()
+    finally:
+        session.close()
+    if hasattr(pytestconfig, "workeroutput"):  # of xdist
+        pytestconfig.workeroutput["refattn"] = found
+    else:
+        pytestconfig.stash[_FINDINGS] += found
+
+
+def _expected(config: pytest.Config) -> Path | None:
+    if config.getoption("attention_expected"):
+        return Path(config.invocation_params.dir, config.getoption("attention_expected"))
+    named = config.getini("attention_expected")
+    return Path(config.rootpath if config.inipath is None else config.inipath.parent, named) if named else None
+
+
+@pytest.fixture
+def _attention_examination(attention: Any, _attention_session: Session, pytestconfig: pytest.Config) -> Examination:
+    from .worker import CannotLoad
+
+    try:
+        return _attention_session.of(attention)
+    except (CannotLoad, ValueError, OSError) as error:
+        _refuse(pytestconfig, str(error))
+
+
+def _refuse(config: pytest.Config, text: str) -> NoReturn:
+    if hasattr(config, "workerinput"):  # of xdist, which takes an exit for a crash
+        pytest.fail(text, pytrace=False)
+    pytest.exit(text, returncode=pytest.ExitCode.USAGE_ERROR)
+
+
+@pytest.fixture
+def attention_candidate(_attention_examination: Examination) -> Worker | Local:
+    """The implementation, loaded: once in a session."""
+    return _attention_examination.candidate
 
 
 @pytest.fixture
 def attention_conforms(
-    attention: Any,
-    attention_candidate: Worker | Local,
-    pytestconfig: pytest.Config,
-    record_property: Callable[[str, object], None],
+    _attention_examination: Examination, pytestconfig: pytest.Config, record_property: Callable[[str, object], None]
 ) -> Callable[[Case], None]:
     """A function that examines a case: returns if it passes or is acceptable, else fails or skips the test."""
 
     def check(case: Case) -> None:
         from .cases import FULL
-        from .conform import BadContract, examine
+        from .examine import BadContract
         from .report import failure
 
         if case.chapter in FULL and not pytestconfig.getoption("attention_full"):
             pytest.skip(f"chapter {case.chapter} is left out; --attention-full runs it")
-        spec = attention if isinstance(attention, str) else None
+        examination = _attention_examination
         try:
-            verdict = examine(attention_candidate, case)
+            verdict = examination.examine(case)
         except BadContract as error:
             pytest.fail(str(error), pytrace=False)
         record_property("status", verdict.status)
         for name, values in (("conventions", verdict.conventions), ("loosened", verdict.loosened)):
             if values:
                 record_property(name, ", ".join(f"{field}={value!r}" for field, value in values.items()))
+        reason = examination.expected.get(case.id)
         if verdict.status == "unsupported":
             pytest.skip(" ".join(verdict.reasons))
+        if verdict.status == "failed" and reason is not None:
+            pytest.xfail(reason)
         if verdict.status == "failed":
-            pytest.fail(failure(verdict, spec), pytrace=False)
+            pytest.fail(failure(verdict, examination.spec), pytrace=False)
+        if reason is not None and examination.strict:
+            pytest.fail(f"{case.id} passes, but is listed as an expected failure: {reason}", pytrace=False)
 
     return check
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A process of xdist has ended: what it found."""
+    node.config.stash[_FINDINGS] += getattr(node, "workeroutput", {}).get("refattn", [])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Of implementations that failed: which bug explains it, and what was found of their conventions."""
+    findings = config.stash[_FINDINGS]
+    if not findings:
+        return
+    from .session import merged, summary
+
+    terminalreporter.section("attention")
+    for found in merged(findings):
+        for line in summary(found):
+            terminalreporter.write_line(line)

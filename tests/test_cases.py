@@ -189,7 +189,7 @@ def test_flags_are_described_and_used_in_a_usual_run() -> None:
 def test_chapters() -> None:
     assert CHAPTERS == (
         "basics", "shapes", "masks", "patterns", "heads", "scores", "modifiers", "transforms", "storage", "outputs",
-        "precision", "long", "gradients", "degenerate", "pairs", "huge",
+        "precision", "long", "gradients", "degenerate", "captured", "pairs", "huge",
     )  # fmt: skip
     assert all(count >= 10 for count in Counter(case.chapter for case in CASES).values())
     assert all(case.backward for case in select(chapters=["gradients"]))

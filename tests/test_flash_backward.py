@@ -24,7 +24,7 @@ from refattn.flash.problem import Problem
 from refattn.inputs import make
 from refattn.judge import ratios
 from refattn.masks import Causal, Dilated, Documents, Window
-from refattn.strategy import DIMS, NARROW
+from refattn.draw import DIMS, NARROW
 from refattn.truth import truth
 
 Array = np.ndarray[Any, Any]

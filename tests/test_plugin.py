@@ -122,6 +122,76 @@ def test_what_was_acceptable_is_recorded(pytester: pytest.Pytester) -> None:
     assert 'name="status" value="acceptable"' in xml and "empty_rows='nan'" in xml
 
 
+def test_the_summary_of_a_failing_run_names_the_bug_and_the_conventions(pytester: pytest.Pytester) -> None:
+    result = run(pytester, "--attention", "my_kernel:ignores_masks", *SUITE, "-k", "causal-tiny or causal-br-1x2")
+    result.stdout.fnmatch_lines(
+        [
+            "*= attention =*",
+            "my_kernel:ignores_masks (causal always): 1 failed, 1 passed",
+            "found: *empty rows*",
+            "diagnosis: *",
+        ]
+    )
+    assert "diagnosis" not in run(pytester, "--attention", "my_kernel:honest", *SUITE, *FEW).stdout.str()
+
+
+def test_two_implementations_in_one_session(pytester: pytest.Pytester) -> None:
+    """A conftest of a folder has its own; the ini file's is not mistaken for it."""
+    pytester.makeini("[pytest]\nattention = my_kernel:ignores_masks\n")
+    for folder, fixture in (("one", ""), ("two", "return 'my_kernel:honest'")):
+        (pytester.path / folder).mkdir()
+        text = "from refattn.conformance.test_attention import test_attention\n"
+        (pytester.path / folder / f"test_{folder}.py").write_text(text)
+        if fixture:
+            text = f"import pytest\n@pytest.fixture(scope='session')\ndef attention():\n    {fixture}\n"
+            (pytester.path / folder / "conftest.py").write_text(text)
+    result = run(pytester, *FEW, "-v")
+    result.assert_outcomes(passed=5, failed=1)
+    result.stdout.fnmatch_lines(["one*causal-tiny-f32* FAILED*", "two*causal-tiny-f32* PASSED*"])
+
+
+def test_expected_failures(pytester: pytest.Pytester) -> None:
+    (pytester.path / "lists").mkdir()
+    (pytester.path / "lists" / "known.txt").write_text("causal-*-f32  # it knows no masks (issue 7)\n")
+    listed = ("--attention-expected", "lists/known.txt", "--attention", "my_kernel:ignores_masks")
+    result = run(pytester, *listed, *SUITE, *FEW, "-rx")
+    result.assert_outcomes(passed=2, xfailed=1)
+    result.stdout.fnmatch_lines(["XFAIL*causal-tiny-f32* - it knows no masks (issue 7)"])
+    assert "diagnosis" not in result.stdout.str()
+    result = run(pytester, *listed, "--attention", "my_kernel:honest", *SUITE, *FEW)
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["causal-tiny-f32 passes, but is listed as an expected failure: it knows no masks*"])
+    pytester.makeini("[pytest]\nattention = my_kernel:ignores_masks\nattention_expected = lists/known.txt\n")
+    run(pytester, *SUITE, *FEW).assert_outcomes(passed=2, xfailed=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("casual-*\n", "*known.txt:1: 'casual-[*]' matches no case*"), (None, "*known.txt*")],
+    ids=["no case", "no file"],
+)
+def test_a_list_that_cannot_be_read_ends_the_run(pytester: pytest.Pytester, text: str | None, message: str) -> None:
+    if text is not None:
+        (pytester.path / "known.txt").write_text(text)
+    result = run(pytester, "--attention-expected", "known.txt", *SUITE, *FEW)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines([message])
+
+
+def test_marks_select(pytester: pytest.Pytester) -> None:
+    result = run(pytester, "--collect-only", "-q", *SUITE, "-m", "attention(chapter='gradients', dtype='float64')")
+    ids = [line.split("[")[1].rstrip("]") for line in result.outlines if "test_attention[" in line]
+    assert ids == [case.id for case in CASES if (case.chapter, case.dtype) == ("gradients", "float64")]
+
+
+def test_summary_under_xdist(pytester: pytest.Pytester) -> None:
+    pytest.importorskip("xdist")
+    arguments = ("-n", "2", "--attention", "my_kernel:ignores_masks", *SUITE, "-k", "causal-tiny or causal-f")
+    result = pytester.runpytest_subprocess(*arguments)
+    result.stdout.fnmatch_lines(["*= attention =*", "my_kernel:ignores_masks (*", "found: *", "diagnosis: *"])
+    assert result.stdout.str().count("found: ") == 1
+
+
 def test_with_xdist(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
     arguments = ("-n", "2", "--attention", "my_kernel:ignores_masks", *SUITE, *FEW)

@@ -243,16 +243,16 @@ def test_child_ends_with_the_parent(folder: Path) -> None:
         "import time\nfrom refattn.case import Case\n"
         "from refattn.inputs import make\nfrom refattn.worker import Worker\n"
         "if __name__ == '__main__':\n    w = Worker('my_kernel:deeds')\n    w.start(make(Case('sleep', 'x')))\n"
-        "    print(w._process.pid, flush=True)\n    time.sleep(60)\n"
+        "    print(w._process.pid, w._log, flush=True)\n    time.sleep(60)\n"
     )
     (folder / "parent.py").write_text(script)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen([sys.executable, "parent.py"], stdout=subprocess.PIPE, env=environment) as parent:
         assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        assert alive(child)
+        child, log = parent.stdout.readline().decode().split()
+        assert alive(int(child)) and Path(log).exists()
         parent.kill()
-    assert ends(child)
+    assert ends(int(child)) and not Path(log).exists()
 
 
 def test_torch_arrays(folder: Path) -> None:
@@ -269,6 +269,63 @@ def test_torch_arrays(folder: Path) -> None:
         np.testing.assert_array_equal(answer.outputs[name], x, strict=True)
 
 
-def test_timeout_is_refused_unless_positive() -> None:
+HOARDS = """
+import subprocess, sys, time
+from my_kernel import solve
+from refattn.implementation import implementation
+
+kept = []
+
+@implementation(name="hoards", outputs=("out", "lse"))
+def hoards(case, given):
+    if case.id == "itself":
+        kept.append(bytearray(900_000_000))
+        time.sleep(60)
+    if case.id == "its-child":
+        subprocess.run([sys.executable, "-c", "import time; x = bytearray(900_000_000); time.sleep(60)"])
+    return solve(case, given)
+"""
+
+
+@posix
+def test_memory_beyond_the_limit_fails_the_case_alone(folder: Path) -> None:
+    pytest.importorskip("psutil", reason="psutil is not installed")
+    (folder / "hoards.py").write_text(HOARDS)
+    with Worker("hoards:hoards", 50, memory=0.6) as worker:
+        for deed in ("itself", "its-child"):
+            begin = time.monotonic()
+            worker.start(make(case(deed)))
+            time.sleep(0.2)  # a truth that takes its time: the limit does not wait for it
+            answer = worker.result()
+            assert answer.kind == "crash" and time.monotonic() - begin < 30
+            used, _, rest = answer.text.partition(" GB, ")
+            assert rest.startswith("the limit is 0.6 GB") and 0.6 < float(used.removeprefix("used ")) < 1.2
+            assert do(worker, "nothing").kind == "answer", "the next case gets a new process"
+    assert "killed by" not in answer.text
+
+
+@posix
+def test_memory_while_it_is_imported(folder: Path) -> None:
+    pytest.importorskip("psutil", reason="psutil is not installed")
+    (folder / "heavy.py").write_text("import time\nx = bytearray(900_000_000)\ntime.sleep(60)\n")
+    with pytest.raises(CannotLoad, match=r"heavy:f.: used .* GB, the limit is 0.5 GB while it was imported"):
+        Worker("heavy:f", memory=0.5)
+
+
+def test_memory_needs_psutil(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refattn.resident.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CannotLoad, match="a memory limit needs psutil: python -m pip install psutil"):
+        Worker("my_kernel:deeds", memory=1.0)
+
+
+def test_a_worker_at_rest_comes_back(worker: Worker) -> None:
+    assert do(worker, "nothing").kind == "answer"
+    worker.rest()
+    assert do(worker, "nothing").kind == "answer"
+
+
+def test_limits_are_refused_unless_positive() -> None:
     with pytest.raises(ValueError, match="timeout=0 must be > 0"):
         Worker("refattn", 0)
+    with pytest.raises(ValueError, match="memory=0 must be > 0 GB; pass None for no limit"):
+        Worker("refattn", memory=0)

@@ -11,13 +11,14 @@ minute; the chapters of FULL come along when they are asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from ..case import Case
 from . import (
     basics,
+    captured,
     degenerate,
     gradients,
     heads,
@@ -46,7 +47,7 @@ _WRITTEN: tuple[Case, ...] = tuple(
     )
     for case in chapter.CASES
 )  # fmt: skip
-CASES: tuple[Case, ...] = (*_WRITTEN, *pairs.rows(_WRITTEN), *huge.CASES)
+CASES: tuple[Case, ...] = (*_WRITTEN, *captured.CASES, *pairs.rows(_WRITTEN), *huge.CASES)
 CHAPTERS: tuple[str, ...] = tuple(dict.fromkeys(case.chapter for case in CASES))
 FULL: tuple[str, ...] = ("huge",)
 """chapters that a run leaves out unless it is a full one, or they are named"""
@@ -62,13 +63,21 @@ def by_id(id: str) -> Case:
 
 def select(
     patterns: Iterable[str] = (), chapters: Iterable[str] = (), dtypes: Iterable[str] = (),
-    features: Iterable[str] = (), full: bool = False,
+    features: Iterable[str] = (), full: bool = False, only: Iterable[str] = (), skip: Iterable[str] = (),
 ) -> tuple[Case, ...]:  # fmt: skip
     """The cases that match any of the patterns (globs), chapters, dtypes and features (globs of `Case.features`).
 
+    Words of `only`, of which one has to match, and of `skip`, of which none may, are globs of a case's id, chapter,
+    dtype, features and flags.
+
     Nothing given means all, the chapters of FULL only if `full`; of patterns and chapters given, all that match.
-    Refused: a pattern that matches no id, a chapter, dtype or feature that no case has.
+    Refused: a pattern that matches no id, a chapter, dtype, feature or word that no case has.
     """
+    only, skip = tuple(only), tuple(skip)
+    for word in (*only, *skip):
+        if not any(_has(case, word) for case in CASES):
+            near = _near(word, frozenset().union(*map(_names, CASES)))
+            raise ValueError(f"{word!r} is no id, chapter, dtype, feature or flag; {near}`refattn show CASE` has them")
     patterns, chapters, dtypes, features = tuple(patterns), tuple(chapters), tuple(dtypes), tuple(features)
     words = frozenset().union(*(case.features() for case in CASES)) if features else frozenset()
     for feature in features:
@@ -91,12 +100,23 @@ def select(
     return tuple(
         case
         for case in CASES
-        if (everything or case.chapter not in FULL)
+        if (everything or case.chapter not in FULL or any(_has(case, w, {case.id, case.chapter}) for w in only))
+        and (not only or any(_has(case, word) for word in only))
+        and not any(_has(case, word) for word in skip)
         and (not patterns or any(fnmatchcase(case.id, pattern) for pattern in patterns))
         and (not chapters or case.chapter in chapters)
         and (not dtypes or case.dtype in dtypes)
         and (not features or any(fnmatchcase(word, f) for word in case.features() for f in features))
     )
+
+
+def _names(case: Case) -> frozenset[str]:
+    """All words by which a case can be meant."""
+    return frozenset({case.id, case.chapter, case.dtype, *case.flags}) | case.features()
+
+
+def _has(case: Case, word: str, names: Collection[str] | None = None) -> bool:
+    return any(fnmatchcase(name, word) for name in (_names(case) if names is None else names))
 
 
 def _near(word: str, known: Iterable[str]) -> str:

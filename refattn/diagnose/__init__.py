@@ -26,7 +26,7 @@ from ..case import GRADIENTS, NAMES, Case
 from ..judge import Evidence, Verdict
 from ..localise import localise
 from .diagnosis import Diagnosis
-from .hypothesis import Hypothesis, hypotheses
+from .hypothesis import Hypothesis, hypotheses, whole_family
 from .match import HALF, Trial, would_be_noticed
 
 __all__ = ["Diagnosis", "Suspects", "diagnose"]
@@ -44,6 +44,10 @@ CLOSE = 0.8
 """Of the squared error: less than this does not name a bug that explains no case."""
 BEHIND = 2
 """So many cases fewer than the best a candidate may have explained."""
+MOST_REGIONAL = 24
+"""So many explanations that hold in a region alone are kept of a failure."""
+FAMILIES = 3
+"""So many families are asked as a whole."""
 PASSED = 24
 """So many of the cases that passed may speak against a candidate."""
 
@@ -83,13 +87,14 @@ class Suspects:
         backward = all(o.passed or o.name in GRADIENTS for o in verdict.outputs)
         where = ", in gradients alone" if backward else ""
         self.known.update(n.split(", unless")[0] + where * n.startswith("undeclared") for n in known)
-        if any(n.startswith("undeclared") for n in known) or not _can_be_evaluated(verdict):
+        convention = any(n.startswith("undeclared") and "unless it reads" not in n for n in known)
+        if convention or not _can_be_evaluated(verdict):
             return ()  # a convention explains it
         begun = time.thread_time()
         trial = Trial(replace(verdict, evidence=_small(verdict.evidence)))
         if len(self.trials) < KEPT:
             self.trials.append(trial)
-        culprit = self._culprit(trial, searching=not known)
+        culprit = self._culprit(trial, searching=not known or "unless it reads" in known[0])
         self.spent += time.thread_time() - begun
         if culprit is not None:
             return (f"looks like (its output is within bound of yours): {culprit}",)
@@ -114,7 +119,7 @@ class Suspects:
     def _search(self, trial: Trial, until: float) -> list[Hypothesis]:
         """All that explain a failure, which are candidates from then on."""
         self.searched.add(trial.case.id)
-        found, every = [], hypotheses()
+        found, every, regional = [], hypotheses(), 0
         begin, self.reached = self.reached, 0  # where time ran out before, the next case goes on
         for at, h in enumerate(every[begin:] + every[:begin]):
             if time.thread_time() > until:
@@ -126,7 +131,11 @@ class Suspects:
             elif m.share >= HALF:
                 self.near[h] = max(self.near.get(h, 0.0), m.share)
             if not m.explains:
-                found += [part for part in trial.elsewhere(h) if trial.match(part).explains]
+                parts = [h, *(part for part in trial.elsewhere(h))]
+                found += [part for part in parts[1:] if trial.match(part).explains]
+                for part in parts if regional < MOST_REGIONAL and h.made is not None else ():
+                    held = list(trial.in_regions(part, MOST_REGIONAL))
+                    found, regional = found + held, regional + len(held)
         for h in found:
             self.candidates[h] = self.candidates.get(h, 0) + 1
         return found
@@ -139,7 +148,8 @@ class Suspects:
         first = [line for line, n in told if n >= HALF * self.failing]
         if found is not None and (found.found or found.likely):
             conventions = [line for line, _ in told if "undeclared" in line]
-            ahead = [line for line, n in told if line in conventions and n > HALF * self.failing]
+            explained = len(self.trials) if found.found else found.likely[0][1] * len(self.trials) // found.cases
+            ahead = [line for line, n in told if line in conventions and n > max(HALF * self.failing, explained)]
             return tuple(ahead + lines + [line for line in conventions if line not in ahead])
         return tuple(first + lines + [line for line, _ in told if line not in first])
 
@@ -160,6 +170,7 @@ class Suspects:
             if trial.case.id not in self.searched and unexplained:
                 self._search(trial, until)
                 counts = self._asked(by_size, until)
+        counts = self._with_families(counts, by_size, until)
         against = self._against(counts, sample, until + self.seconds / 2)
         return self._conclusion(counts, against, sample)
 
@@ -173,6 +184,25 @@ class Suspects:
                 new += [x for x in h.elsewhere if x not in self.candidates and trial.match(x).explains]
         self.candidates |= dict.fromkeys(new, 1)
         return bool(new)
+
+    def _with_families(
+        self, counts: dict[Hypothesis, int], sample: Sequence[Trial], until: float
+    ) -> dict[Hypothesis, int]:  # fmt: skip
+        """With the best families as a whole, where none explains all: tiles and splits may differ from case to case."""
+        best = max(counts.values(), default=0)
+        if best == len(sample):
+            return counts
+        ranked = sorted((h for h in counts if h.family is not None and counts[h]), key=lambda h: -counts[h])
+        for family in list(dict.fromkeys(h.family for h in ranked))[:FAMILIES]:
+            whole = whole_family(family)
+            n = 0
+            for trial in sample:
+                if time.thread_time() > until:
+                    return counts
+                n += trial.match(whole).nearly
+            if n > best:
+                counts = counts | {whole: n}
+        return counts
 
     def _asked(self, sample: Sequence[Trial], until: float) -> dict[Hypothesis, int]:
         """How many of the sample each candidate explains; one that falls behind is not asked further."""
@@ -207,9 +237,11 @@ class Suspects:
     ) -> Diagnosis:  # fmt: skip
         n = len(sample)
         where = {h: _where([t for t in sample if t.match(h).nearly], cases) for h, cases in against.items()}
-        worth = {h: counts[h] - (1 if where[h] else len(against[h])) if against[h] else counts[h] for h in against}
-        ranked = sorted(against, key=lambda h: (-worth[h], -_share(h, sample) if h.rounding else -1.0))
-        exact = [h for h in ranked if counts[h] == n and not against[h]]
+        worth = {h: counts[h] - min(1 if where[h] else len(against[h]), counts[h] / 2, len(against[h]))
+                 for h in against}  # fmt: skip
+        worth = {h: k - (h.narrow == 2) / 2 for h, k in worth.items()}
+        ranked = sorted(against, key=lambda h: (-worth[h], h.narrow, -_share(h, sample) if h.rounding else -1.0))
+        exact = [h for h in ranked if counts[h] == n and not against[h] and not h.members]
         exact = [h for h in exact if all(t.match(h).nearly for t in self.trials)]
         exact = [h for h in exact if sum(not t.match(h).explains for t in self.trials) <= len(self.trials) / 10]
         exact = [h for h in exact if not h.rounding] or exact[:1]
@@ -219,7 +251,7 @@ class Suspects:
             return Diagnosis(tuple(exact), cases=within, failing=self.failing, share=share)
         likely = [h for h in ranked if counts[h] >= HALF * n]
         first = likely[0] if likely else None
-        if first is not None and worth[first] >= HALF * counts[first]:
+        if first is not None:
             rest = [t for t in sample if not t.match(first).nearly]
             others = sorted(counts, key=lambda h: -sum(t.match(h).explains for t in rest))
             second = [(h, k) for h in others[:1] if (k := sum(t.match(h).explains for t in rest)) > n / 8]
@@ -254,9 +286,22 @@ def _where(sample: Sequence[Trial], against: Sequence[Case]) -> str:
 
 
 def _features(case: Case) -> frozenset[str]:
-    sizes = {"Lq = 1": case.Lq == 1, "Lq > 1": case.Lq > 1, "B > 1": case.B > 1, "H > 1": case.H > 1}
-    sizes |= {f"Lk > {n}": case.Lk > n for n in (16, 32, 64, 128)}
-    return case.features() | {word for word, on in sizes.items() if on}
+    """What an author of kernels may have made a case of its own of."""
+    group = case.H // max(case.Hkv, 1)
+    told = {
+        "Lq = 1": case.Lq == 1, "Lq > 1": case.Lq > 1, "B > 1": case.B > 1, "H > 1": case.H > 1,
+        "H > Hkv": group > 1, "H = Hkv": group < 2, "Hkv = 1": case.Hkv == 1, "D != Dv": case.D != case.Dv,
+        "gradients": case.backward, "no gradients": not case.backward, "no mask": case.mask is None,
+        "a mask": case.mask is not None, "no bias": case.bias is None, "Lq != Lk": case.Lq != case.Lk,
+        "lengths that differ": len(set(zip(*case.lengths, strict=True))) > 1, "a scale": case.scale is not None,
+        "16 bits": case.dtype in ("float16", "bfloat16"), f"arrays as {type(case.storage).__name__}": True,
+        "few rows, H / Hkv * Lq <= 64": group * case.Lq <= 64, "many rows, H / Hkv * Lq > 64": group * case.Lq > 64,
+    }  # fmt: skip
+    told |= {f"{name} > {n}": size > n for n in (16, 32, 64, 128)
+             for name, size in (("Lk", case.Lk), ("Lq", case.Lq), ("D", case.D), ("Dv", case.Dv))}  # fmt: skip
+    told |= {f"{name} not a multiple of {n}": size % n != 0 for n in (8, 16, 32, 64)
+             for name, size in (("Lk", case.Lk), ("Lq", case.Lq), ("D", case.D), ("Dv", case.Dv))}  # fmt: skip
+    return case.features() | {word for word, on in told.items() if on}
 
 
 def _spread(trials: Sequence[Trial], n: int) -> list[Trial]:

@@ -19,7 +19,7 @@ from ..case import GRADIENTS, NAMES, Case
 from ..memory import take_answer
 from ..mutants import MUTANTS, Mutant
 from ..precision import Precision
-from .model import Inputs, Model
+from .model import BEFORE, Inputs, Model
 
 __all__ = ["KINDS", "Hypothesis", "always", "hypotheses", "kind"]
 
@@ -50,13 +50,28 @@ class Hypothesis:
     """"forward", "lse" or "backward" if it is wrong in that alone"""
     elsewhere: tuple[Hypothesis, ...] = ()
     """the same thing wrong in a part of the kernel alone"""
+    family: Any = None
+    """what it has in common with those that differ from it in the size of tiles or splits alone, if any do"""
+    members: tuple[Hypothesis, ...] = ()
+    """of a whole family: each case is explained by some of them"""
+    made: type[Model] | None = None
+    """the model that solves it"""
+    narrow: int = 0
+    """0, or what makes it less likely than others that explain as much: 1 it holds in a region alone, 2 a family"""
 
     def __str__(self) -> str:
         return f"{self.what.rstrip('.')} ({self.name.split('[')[0]})"
 
 
+FREE = {"tile": "n", "rows": "m", "keys": "n", "splits": "some", "cut": "some keys", "loop": "n keys"}
+"""Parameters that are a kernel's own affair, and may differ from case to case; and what stands for them."""
 KINDS: list[Hypothesis] = []
 FORWARD = frozenset(NAMES) - frozenset(GRADIENTS)
+BACKWARD = (
+    *BEFORE, "sink", "to_logits", "undropped", "again", "delta", "arriving", "dropped", "through_softmax", "slope",
+    "dv_of", "q_factor", "k_factor", "group", "reduced", "dsinks", "backward", "low", "rules",
+)  # fmt: skip
+"""the decisions of a model on which its backward rests, besides what the forward left"""
 
 
 def always(case: Case) -> bool:
@@ -79,9 +94,11 @@ def kind(
             words = {n: w for n, w, _ in chosen}
             made = type(model.__name__, (model,), {n: _held(v) for n, _, v in chosen})
             name = model.__name__ + (f"[{', '.join(words.values())}]" if words else "")
+            free = {n: FREE[n] for n in words if n in FREE}
+            family = (model.__name__, doc.format(**words | free)) if free else None
             whole = Hypothesis(
                 name, doc.format(**words), _separates(when, made), frozenset(shows.split() or NAMES),
-                _solver(made), rounding, None if same is None else _same(made, same, words),
+                _solver(made), rounding, None if same is None else _same(made, same, words), family=family, made=made,
             )  # fmt: skip
             KINDS.append(replace(whole, elsewhere=tuple(_parts(whole, made)) if whole.shows & FORWARD else ()))
         return model
@@ -96,12 +113,19 @@ def _parts(whole: Hypothesis, made: type[Model]) -> Iterator[Hypothesis]:
         ("lse", by_lse, "and the backward goes by it", whole.shows),
         ("backward", in_backward, "in the backward alone", frozenset[str]()),
     ):
+        if part == "backward" and not any(getattr(made, n, None) is not getattr(Model, n, None) for n in BACKWARD):
+            continue  # nothing of it is in the backward
         if part == "lse" or not whole.shows <= {"lse"}:
             what = f"{whole.what.rstrip('.')}, {where}"
             yield replace(
                 whole, name=f"{whole.name}, {where}", what=what, shows=shows | frozenset(GRADIENTS),
-                solve=partial(solve, made), part=part, same=None,
+                solve=partial(solve, made), part=part,
+                same=None if whole.same is None else partial(_same_part, part, whole.same), family=None if whole.family is None else (*whole.family, where),
             )  # fmt: skip
+
+
+def _same_part(part: str, same: Callable[[Case], Any], case: Case) -> Any:
+    return part, same(case)
 
 
 def in_forward(made: type[Model], inputs: Inputs, contract: Precision | None, want: frozenset[str]) -> Answer:
@@ -160,6 +184,17 @@ def hypotheses() -> tuple[Hypothesis, ...]:
     from . import kinds  # noqa: F401 - each of its modules enters its own
 
     return (*(_of_mutant(m) for m in MUTANTS.values() if m.semantic), *KINDS)
+
+
+@cache
+def whole_family(family: Any) -> Hypothesis:
+    """One that explains a case if any of a family does: its tiles or splits may differ from case to case."""
+    rows = [h for row in KINDS for h in (row, *row.elsewhere) if h.family == family]
+    what = f"{', '.join(family[1:]).replace('.,', ',').rstrip('.')}, whatever the tiles or splits of a case"
+    return replace(
+        rows[0], name=f"{family[0]}[any]{rows[0].part}", what=what, members=tuple(rows), narrow=2, family=None, elsewhere=(),
+        same=None, made=None, separates=lambda case: any(h.separates(case) for h in rows),
+    )  # fmt: skip
 
 
 def _of_mutant(mutant: Mutant) -> Hypothesis:

@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from ..case import Case
+from ..case import GRADIENTS, Case
 from ..dtypes import FORMATS, round_to
 from ..inputs import make
 from ..judge import Verdict
@@ -19,6 +20,7 @@ from ..precision import Precision, preset
 from ..truth import Expected, truth
 from .hypothesis import Hypothesis
 from .model import LOG2E, Inputs, Model
+from .regions import KEYS, REGIONS, ROWS, within
 
 __all__ = ["HALF", "Match", "Trial", "would_be_noticed"]
 
@@ -74,6 +76,8 @@ class Trial:
             if n in self.expected
         }
         self.results: dict[Any, Match] = {}
+        self.partly: dict[Hypothesis, dict[str, Array]] = {}
+        """of hypotheses that explain every row that is wrong: where they explain what was returned"""
         self._natural()
 
     def _natural(self) -> None:
@@ -107,6 +111,14 @@ class Trial:
 
     def match(self, h: Hypothesis) -> Match:
         """How it explains this failure."""
+        if h not in self.results and h.members:
+            best = NONE
+            for m in (m for m in h.members if m.separates(self.case)):
+                found = self.match(m)
+                best = max(best, found, key=lambda f: (f.nearly, f.share))
+                if best.explains:
+                    break
+            self.results[h] = best
         if h not in self.results:
             key = None if h.same is None else h.same(self.case)
             found = self.results.get(key) if key is not None else None
@@ -123,6 +135,39 @@ class Trial:
         elif self.match(h).forward:
             yield from (part for part in h.elsewhere if part.part != "backward")
 
+    def in_regions(self, h: Hypothesis, most: int) -> Iterator[Hypothesis]:
+        """The same in a region alone, where that explains what the whole does not."""
+        if h not in self.partly:
+            return
+        fit = (r for r in REGIONS if r.fits(self._right, self.partly[h], self.inputs))
+        for region in islice(fit, most):
+            held = within(h, region)
+            if self.match(held).explains:
+                yield held
+            elif self.match(held).forward:
+                yield from (p for part in h.elsewhere if self.match(p := within(part, region)).explains)
+
+    @cached_property
+    def _right(self) -> dict[str, Array]:
+        """Which elements are right."""
+        found = {}
+        for n, got in self.got.items():
+            e = self.expected[n]
+            if got.shape == e.value.shape:
+                found[n] = (e.lo <= got) & (got <= e.hi) | e.ignored | (e.nonfinite & ~np.isfinite(got))
+        return found
+
+    def _note(self, h: Hypothesis, exact: Mapping[str, Array], names: Iterable[str]) -> None:
+        """Keeps where it explains an answer, if every row that is not right is so explained."""
+        found = {}
+        for n in (n for n in names if n in (*ROWS, *KEYS) and n in exact and n in self._right):
+            off, _, radius, judged = self._compared(self.got[n], self.expected[n], exact[n], exact[n], False)
+            found[n] = (off <= radius) | ~judged
+            if n in ROWS and not (found[n] | self._right[n]).all():
+                return
+        if any(not self._right[n].all() for n in found):
+            self.partly[h] = found
+
     def _match(self, h: Hypothesis) -> Match:
         names = frozenset(self.got)
         forward = names & FORWARD
@@ -137,6 +182,8 @@ class Trial:
             if self._hopeless(exact):
                 return NONE
             found = self._fit(h, exact, exact, first)
+            if not found.explains and not h.rounding and not h.narrow:
+                self._note(h, exact, first)
             if not found.explains and found.share < NEAR:
                 return found
             promised = exact if h.rounding else h.solve(self.inputs, self.contract, first)
@@ -158,7 +205,8 @@ class Trial:
             with np.errstate(all="ignore"):
                 wrong = np.where(got == e.value, 0, np.abs(got - e.value))  # 0 of -inf too
                 units = np.where(np.isfinite(wrong), wrong / (e.hi - e.lo), np.inf)
-            units = np.where(e.ignored | e.nonfinite | (self.excused & np.isnan(got)), -1, units).ravel()
+            free = e.ignored | (e.nonfinite & ~np.isfinite(got))
+            units = np.where(free | (self.excused & np.isnan(got)), -1, units).ravel()
             at = np.argsort(units)[-32:]
             at = at[units[at] > 0.5]  # outside of the bound
             found[name] = at, got.ravel()[at], _capped(wrong.ravel()[at])
@@ -176,7 +224,8 @@ class Trial:
                 continue
             answer = exact[name].ravel()[at] if exact[name].shape == self.got[name].shape else got * np.nan
             with np.errstate(all="ignore"):
-                off = np.where((answer == got) | (np.isnan(answer) & np.isnan(got)), 0, _capped(np.abs(answer - got)))
+                both = ~np.isfinite(answer) & ~np.isfinite(got)
+                off = np.where((answer == got) | both, 0, _capped(np.abs(answer - got)))
                 if (off > 0.97 * wrong).mean() > 0.8:
                     return True
         return False
@@ -192,7 +241,8 @@ class Trial:
                     return NONE
                 continue
             answer = exact[name] if not h.rounding else round_to(exact[name], expected.dtype).astype(np.float64)
-            may_be_nan = self.excused or name not in self.failing
+            spreads = name in GRADIENTS and any(np.isnan(exact[n]).any() for n in FORWARD & set(exact))
+            may_be_nan = self.excused or spreads or name not in self.failing
             one = self._fit_one(got, expected, answer, promised[name], may_be_nan)
             if h.rounding and name not in self.failing:  # what is right is as right as it was, up to roundings
                 if one.left > 4 * max(one.error, 1.0):
@@ -212,6 +262,17 @@ class Trial:
         self, got: Array, expected: Expected, exact: Array, promised: Array, may_be_nan: bool
     ) -> Match:  # fmt: skip
         """One output: each element in units of its radius."""
+        off, wrong, radius, judged = self._compared(got, expected, exact, promised, may_be_nan)
+        within = bool((off <= radius)[judged].all())
+        with np.errstate(all="ignore"):
+            units = [np.minimum(np.where(np.isnan(x), np.inf, x) / radius, 1e6)[judged] for x in (wrong, off)]
+        error, left = (float((u * u).sum()) for u in units)
+        return Match(within, error, left)
+
+    def _compared(
+        self, got: Array, expected: Expected, exact: Array, promised: Array, may_be_nan: bool
+    ) -> tuple[Array, Array, Array, Array]:  # fmt: skip
+        """How far off each element is from an answer and from the truth, how far it may be, and which ones count."""
         with np.errstate(all="ignore"):
             radius = np.maximum(expected.hi - expected.value, expected.value - expected.lo)
             radius = _grown(exact, expected.value) * radius
@@ -220,16 +281,17 @@ class Trial:
             radius = np.maximum(radius, _step(exact, expected.dtype))
             off, wrong = np.abs(got - exact), np.abs(got - expected.value)
             same = (got == exact) | (np.isnan(got) & np.isnan(exact))
+            same |= ~np.isfinite(got) & (np.abs(exact) > FORMATS[self.contract.accumulate].max)
             off = np.where(same, 0.0, np.where(np.isnan(off), np.inf, off))
-            judged = ~expected.ignored & ~expected.nonfinite & ~(may_be_nan & np.isnan(got) & ~np.isnan(exact))
-            within = bool((off <= radius)[judged].all())
-            units = [np.minimum(np.where(np.isnan(x), np.inf, x) / radius, 1e6)[judged] for x in (wrong, off)]
-        error, left = (float((u * u).sum()) for u in units)
-        return Match(within, error, left)
+            free = expected.ignored | (expected.nonfinite & ~np.isfinite(got))
+            judged = ~free & ~(may_be_nan & np.isnan(got) & ~np.isnan(exact))
+        return off, wrong, radius, judged
 
 
 def would_be_noticed(h: Hypothesis, case: Case) -> bool:
     """Whether a kernel like this is far outside of the bound, in a case that passed."""
+    if h.members:
+        return False  # some of them may be what is there
     inputs, expected = _passed(case)
     try:
         with np.errstate(all="ignore"):

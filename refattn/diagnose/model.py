@@ -21,7 +21,7 @@ from ..streaming import Rules, Schedule
 from ..streaming.prepare import prepare, turned_back
 from .dense import Array, Inputs, product, safe, wide
 
-__all__ = ["LN2", "LOG2E", "Array", "Inputs", "Model", "product", "safe"]
+__all__ = ["BEFORE", "LN2", "LOG2E", "PLAIN", "Array", "Inputs", "Model", "product", "safe"]
 
 LN2, LOG2E = float(np.log(2)), float(np.log2(np.e))
 BEFORE = (
@@ -65,8 +65,12 @@ class Model:
     def made(self, x: dict[str, Array]) -> dict[str, Array]:
         """Dense arrays, rotated and out of their codes."""
         self.tables = x
-        x = x | prepare(self.given, x, PLAIN)
+        x = x | prepare(self.given, x, self.rules())
         return {n: wide(x[n]) for n in self.inputs.arrays}
+
+    def rules(self) -> Rules:
+        """How it dequantises and rotates."""
+        return PLAIN
 
     def k_heads(self) -> Array:
         """The key head of each query head."""
@@ -261,7 +265,7 @@ class Model:
             y["dsoftcap"] = np.where(self.seen, ds * (np.tanh(z) - np.where(slope == 0, 0, z * slope)), 0).sum()
             ds = np.where(self.seen, ds * slope, 0)
         y["dscale"] = np.where(self.seen, ds * self.qk, 0).sum()
-        low = self.low(ds)
+        low = self.low(ds, "ds")
         y["dq"] = product(low, self.k, self.seen) * self.dtype(self.q_factor())
         across = self.seen.swapaxes(-1, -2)
         y["dk"] = self.group(product(low.swapaxes(-1, -2), self.q, across) * self.dtype(self.k_factor()))
@@ -272,7 +276,7 @@ class Model:
         if sink is not None:
             share = np.where(self.l == 0, 0, np.exp(sink - safe(self.m)) / np.where(self.l == 0, 1, self.l))
             y["dsinks"] = self.dsinks(share, incoming)
-        return y if case.rotary is None else turned_back(self.given, y, self.inputs.problem.stored, PLAIN)
+        return y if case.rotary is None else turned_back(self.given, y, self.inputs.problem.stored, self.rules())
 
     # all of it
 
@@ -300,8 +304,8 @@ class Model:
         return y
 
     def low(self, x: Array, what: str = "weights") -> Array:
-        """`x` as the contract stores it: weights, or out."""
-        name = None if self.contract is None else getattr(self.contract, what)
+        """`x` as the contract stores it: weights, ds as they are, or out."""
+        name = None if self.contract is None else getattr(self.contract, "weights" if what == "ds" else what)
         return x if name is None or FORMATS[name].bits >= FORMATS[self.contract_accumulate].bits else self.as_(x, name)
 
     @property

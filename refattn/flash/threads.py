@@ -17,7 +17,7 @@ import numpy as np
 __all__ = ["run"]
 
 Array = np.ndarray[Any, Any]
-SMALL = 4e6
+SMALL = 1e7
 """multiplications that one thread does in less time than it takes to wake another"""
 BRIEF = 1e9
 """multiplications, some hundredths of a second, of which the calling thread does its share: Ctrl-C waits so long"""

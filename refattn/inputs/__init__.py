@@ -1,14 +1,15 @@
 """`Problem`, a case with its arrays, and `make`, which draws them.
 
 `families` holds one function for each named family of q, k, v, by difficulty; `bias` the small
-families of the additive bias and of the sink logits; `poison` fills with NaN what may not be read.
+families of the additive bias and of the sink logits; `captured` reads what models computed; `poison` fills with NaN
+what may not be read.
 All is drawn from Philox streams keyed by the seed and the family's name.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +20,16 @@ from ..dropout import keep_tile
 from ..dtypes import FORMATS, round_to
 from ..memory import give
 from .bias import BIAS, SINKS
+from .captured import PREFIX, captured
 from .families import FAMILIES
 from .poison import poison, poison_pairs
 from .transforms import quantised, rotated
 
-__all__ = ["BIAS", "FAMILIES", "SINKS", "Problem", "make"]
+__all__ = ["BIAS", "FAMILIES", "SINKS", "Problem", "drawn", "made", "make"]
 
 Array = np.ndarray[Any, Any]
+Drawn = dict[str, tuple[Array, str]]
+Streams = Callable[[Case, str], np.random.Generator]
 
 
 @dataclass(frozen=True)
@@ -69,21 +73,42 @@ def make(case: Case) -> Problem:
     float64) where lse is wanted too.  Refused: families that do not exist, and values beyond the
     range of their dtype.
     """
-    q, k, v = _family(FAMILIES, case.family, "family")(case, _rng(case, case.family))
-    drawn = {"q": (q, case.dtype), "k": (k, case.dtype), "v": (v, case.dtype)}
+    return made(case, drawn(case, _rng))
+
+
+def drawn(case: Case, rng: Streams) -> Drawn:
+    """What the families of a case draw, in float64, with the dtype that each is meant for.
+
+    `rng` gives a generator for the case and the name of a stream, with NumPy's methods.
+    """
+    if case.family.startswith(PREFIX):
+        given = captured(case)
+    else:
+        qkv = _family(FAMILIES, case.family, "family")(case, rng(case, case.family))
+        given = dict(zip("qkv", qkv, strict=True))
+    found = {name: (given[name], case.dtype) for name in "qkv"}
     if case.bias is not None:
-        bias = _family(BIAS, case.bias.family, "bias family")(case, _rng(case, f"bias {case.bias.family}"))
-        drawn["bias"] = bias, case.bias.dtype
+        if "bias" not in given:
+            given["bias"] = _family(BIAS, case.bias.family, "bias family")(case, rng(case, f"bias {case.bias.family}"))
+        found["bias"] = given["bias"], case.bias.dtype
     if case.sinks is not None:
-        drawn["sinks"] = _family(SINKS, case.sinks, "sinks")(case, _rng(case, f"sinks {case.sinks}")), case.dtype
+        if "sinks" not in given:
+            given["sinks"] = _family(SINKS, case.sinks, "sinks")(case, rng(case, f"sinks {case.sinks}"))
+        found["sinks"] = given["sinks"], case.dtype
     if case.backward:
-        rng = _rng(case, "backward")
-        drawn["dout"] = rng.standard_normal((case.B, case.H, case.Lq, case.Dv)), case.out_dtype
+        gradients = rng(case, "backward")
+        dout = gradients.standard_normal((case.B, case.H, case.Lq, case.Dv))
+        found["dout"] = given.get("dout", dout), case.out_dtype
         if "lse" in case.want:
             dtype = "float64" if case.dtype == "float64" else "float32"
             # no gradient at rows that are not there: dsinks would hear of it
             exists = np.arange(case.Lq) < np.array(case.lengths[0])[:, None, None]
-            drawn["dlse"] = np.where(exists, rng.standard_normal((case.B, case.H, case.Lq)), 0.0), dtype
+            found["dlse"] = np.where(exists, gradients.standard_normal((case.B, case.H, case.Lq)), 0.0), dtype
+    return found
+
+
+def made(case: Case, drawn: Drawn) -> Problem:
+    """The problem of what was drawn: rounded, poisoned, rotated, quantised."""
     logical = {}
     for name, (x, dtype) in drawn.items():
         rounded = round_to(x, dtype)

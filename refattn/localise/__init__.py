@@ -25,7 +25,7 @@ from .keyscan import keys_that_are_off
 from .places import sources
 from .values import DENSE, Compared, factors, growth, kinds
 
-__all__ = ["Localisation", "Spot", "localise"]
+__all__ = ["Compared", "Localisation", "Spot", "compared", "localise"]
 
 Array = np.ndarray[Any, Any]
 
@@ -70,7 +70,7 @@ def localise(evidence: Evidence, precision: Precision | None = None) -> Localisa
     """
     problem = evidence.problem
     precision = precision or preset(problem.case.dtype, problem.case.out_dtype)
-    outputs = [x for x in _outputs(evidence) if x.failing.any()]
+    outputs = [x for x in compared(evidence) if x.failing.any()]
     spots = tuple(
         Spot(x.name, int(x.failing.sum()), int(x.judged.sum()), tuple(_findings(x, problem))) for x in outputs
     )
@@ -81,7 +81,8 @@ def localise(evidence: Evidence, precision: Precision | None = None) -> Localisa
     return Localisation(spots, keys)
 
 
-def _outputs(evidence: Evidence) -> Iterator[Compared]:
+def compared(evidence: Evidence) -> Iterator[Compared]:
+    """Each output that has the right shape, with which of its elements fail."""
     case = evidence.problem.case
     for name, expected in evidence.expected.items():
         x = evidence.got.get(name)

@@ -37,6 +37,8 @@ def finish(
         ignored = np.ones(value.shape, dtype=bool)
     if name == "lse" and conventions.empty_lse == "any":
         ignored = ignored | empty
+    if name == "weights" and conventions.empty_rows != "zero":
+        ignored = ignored | empty[..., None]
     nonfinite = np.isnan(value) | np.isinf(rigorous)  # an endless bound: an overflow is honest
     if nonfinite_inputs is not None:
         nonfinite = nonfinite | nonfinite_inputs.of(name)

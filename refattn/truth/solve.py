@@ -52,15 +52,7 @@ class Truth:
 
     def expected(self) -> dict[str, Expected]:
         case = self.case
-        values, radii = self._forward_values(), {}
-        for name in OUTPUTS:
-            parts = [[self._radius(name, f)[i] for f in self.heads.values()] for i in (0, 1)]
-            radii[name] = [np.array(p).reshape(values[name].shape) for p in parts]
-        for more in (self._matrices, self._caches, self._backward):
-            new_values, new_radii = more()
-            values |= new_values
-            radii |= new_radii
-        self._apply_conventions(values, radii)
+        values, radii = self.bounds()
         found = {
             name: finish(
                 name, values[name], radii[name][0], radii[name][1],
@@ -72,6 +64,19 @@ class Truth:
             deviation = np.array([f.deviation for f in self.heads.values()]).reshape(values["out"].shape)
             found["out"] = replace(found["out"], deviation=deviation)
         return found
+
+    def bounds(self) -> Made:
+        """Values by name, and [rigorous, sharp] radii about the exact value, the truth's own error left out."""
+        values, radii = self._forward_values(), {}
+        for name in OUTPUTS:
+            parts = [[self._radius(name, f)[i] for f in self.heads.values()] for i in (0, 1)]
+            radii[name] = [np.array(p).reshape(values[name].shape) for p in parts]
+        for more in (self._matrices, self._caches, self._backward):
+            new_values, new_radii = more()
+            values |= new_values
+            radii |= new_radii
+        self._apply_conventions(values, radii)
+        return values, radii
 
     def _forward_values(self) -> dict[str, Array]:
         out, lse = solve(self.view, "attention")

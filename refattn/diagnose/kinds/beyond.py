@@ -14,7 +14,7 @@ from ..hypothesis import kind
 from ..model import Array, Model
 from .alignment import Asked
 from .storage import _in
-from .tile_bounds import Bounds
+from .bounds import Bounds
 
 __all__: list[str] = []
 
@@ -156,20 +156,25 @@ def _partial(case: Case, how: Any) -> bool:
     return any(n % how.tile for n in case.lengths[1])
 
 
-@kind(
-    _partial, tile=(16, 32, 64, 128),
-    rows={"all rows": 0, "rows that go so far": 1} | {f"tiles of {n} rows that go so far": n for n in (16, 64, 128)},
-)  # fmt: skip
-class tail_of_values_not_cleared(Bounds):
-    """What V holds past the end in the last tile of {tile} keys is NaN, and 0 times NaN is NaN, in {rows}."""
+REACH: dict[str, tuple[int, bool] | None] = {
+    "all rows": None, "rows that go so far": (1, False),
+    **{f"tiles of {n} rows that go so far": (n, False) for n in (16, 64, 128)},
+    **{f"tiles of {n} rows, packed from a group's heads, that go so far": (n, True) for n in (16, 64, 128)},
+}  # fmt: skip
 
-    tile, rows = 64, 0
+
+@kind(_partial, tile=(16, 32, 64, 128), where=REACH)
+class tail_of_values_not_cleared(Bounds):
+    """What V holds past the end in the last tile of {tile} keys is NaN, and 0 times NaN is NaN, in {where}."""
+
+    tile = 64
+    where: tuple[int, bool] | None = None
 
     def attend(self, t: Array) -> tuple[Array, Array, Array]:
         m, z, o = super().attend(t)
         n = np.array(self.given.lengths[1])[:, None, None]
         dirty = np.broadcast_to(n % self.tile != 0, m.shape)
-        if self.rows:
-            self.keys = self.tile
+        if self.where is not None:
+            self.keys, self.rows = self.tile, self.where
             dirty = dirty & (self.up(self.of_tile(self.ends(self.seen)[1], lambda x: x.max(-1))) > n)
         return m, z, np.where(dirty[..., None], np.nan, o)

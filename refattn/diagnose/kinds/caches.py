@@ -19,20 +19,6 @@ def _cached(case: Case) -> bool:
     return isinstance(case.storage, Cache)
 
 
-@kind(_cached, of={"keys and values": "kv", "keys": "k", "values": "v"}, how={"new": 1, "of the cache": 0})
-class cache_part_is_zero(Model):
-    """The {of} {how} are taken for 0."""
-
-    of: Any = "kv"
-    how = 1
-
-    def arrays(self) -> dict[str, Array]:
-        x = super().arrays()
-        new = np.arange(self.given.Lk) >= (np.array(self.given.lengths[1]) - self.given.Lq)[:, None]
-        gone = (new if self.how else ~new)[:, None, :, None]
-        return x | {n: np.where(gone, 0, x[n]) for n in self.of}
-
-
 SLOTS: dict[str, Callable[[Array, int, int], Array]] = {
     "one slot too late, where that fits": lambda past, n, room: np.minimum(past + 1, room),
     "one slot too late": lambda past, n, room: past + 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from ...case import Case
 from ..hypothesis import always, kind
 from ..model import LOG2E, Array, Model, safe
+from .bounds import Bounds, hides
 
 __all__: list[str] = []
 
@@ -17,16 +19,47 @@ State = tuple[Array, Array, Array]
 SIZES = (4, 8, 16, 32, 48, 64, 128, 256)
 
 
-class Tiled(Model):
+@dataclass(frozen=True)
+class Loop:
+    """How a kernel goes over the keys: in tiles, from the first or the last, in splits, and which ones it visits.
+
+    rows      0: every tile; otherwise those that a tile of so many rows sees by the mask, from its first to its last,
+              rows of a group's heads `packed` into one tile or not
+    """
+
+    tile: int
+    backwards: bool = False
+    splits: int = 1
+    rows: int = 0
+    packed: bool = False
+
+    def __str__(self) -> str:
+        words = f"{self.tile} keys" + ", the last one first" * self.backwards
+        words += f", in {self.splits} splits" * (self.splits > 1)
+        together = ", packed from a group's heads" * self.packed
+        return words + (f", of those that {self.rows} rows{together}, see" if self.rows else "")
+
+
+def loops(*loops: Loop) -> dict[str, Loop]:
+    return {str(loop): loop for loop in loops}
+
+
+TILES = (16, 32, 64, 128)
+PLAIN = [Loop(n) for n in SIZES] + [Loop(n, True) for n in TILES]
+SPLIT = [Loop(n, back, s) for n in TILES for back in (False, True) for s in (2, 4, 8)]
+LOOPS = loops(*PLAIN, *SPLIT)
+VISITS = loops(*PLAIN, *SPLIT, *(
+    Loop(n, back, s, rows, packed) for n in TILES for back in (False, True) for s in (1, 4)
+    for rows, packed in ((1, False), (16, False), (64, False), (64, True), (128, False), (128, True))
+))  # fmt: skip
+
+
+class Tiled(Bounds):
     """The softmax tile by tile."""
 
     tile = 64
     backwards = False
-
-    def tiles(self) -> list[slice]:
-        n = self.case.Lk
-        every = [slice(i, min(i + self.tile, n)) for i in range(0, n, self.tile)]
-        return every[::-1] if self.backwards else every
+    loop: Loop | None = None
 
     def start(self, t: Array) -> State:
         rows = t.shape[:3]
@@ -34,12 +67,19 @@ class Tiled(Model):
 
     def part(self, t: Array, keys: slice, m: Array) -> tuple[Array, Array]:
         """Sum and product of a tile, relative to m."""
-        p = np.exp(t[..., keys] - safe(m)[..., None])
+        p = self.exp(t[..., keys] - safe(m)[..., None])
         return p.sum(-1), self.weighed(p, keys)
+
+    def exp(self, x: Array) -> Array:
+        """exp, which underflows and overflows as in the accumulators."""
+        if self.given.dtype == "float64":
+            return np.exp(x)
+        return np.where(np.abs(x) < 80, np.exp(x), np.exp(x.astype(np.float32)))
 
     def step(self, state: State, t: Array, keys: slice) -> State:
         m, z, o = state
-        new = np.maximum(m, t[..., keys].max(-1, initial=-np.inf))
+        self.own = t[..., keys].max(-1, initial=-np.inf)
+        new = np.maximum(m, self.own)
         total, product = self.part(t, keys, new)
         shrink = np.exp(m - safe(new))
         return self.next(state, new, shrink, total, product)
@@ -48,14 +88,53 @@ class Tiled(Model):
         return m, state[1] * shrink + total, state[2] * shrink[..., None] + product
 
     def attend(self, t: Array) -> State:
+        loop = self.loop or Loop(self.tile, self.backwards)
+        order = [slice(j, min(j + loop.tile, self.case.Lk)) for j in range(0, self.case.Lk, loop.tile)]
+        tiles = list(enumerate(order))[:: -1 if loop.backwards else 1]
+        turn = self.turns(loop, len(order)) if loop.splits > 1 or loop.rows else None
         state = self.start(t)
-        for keys in self.tiles():
-            state = self.step(state, t, keys)
+        for split in range(loop.splits):
+            part = self.start(t)
+            for self.at, (n, keys) in enumerate(tiles):
+                if turn is None:
+                    part = self.step(part, t, keys)
+                elif (on := turn[..., n] == split).any():
+                    new = self.step(part, t, keys)
+                    part = tuple(np.where(on if x.ndim == 3 else on[..., None], x, y)
+                                 for x, y in zip(new, part, strict=True))  # type: ignore[assignment]  # fmt: skip
+            m = np.maximum(state[0], part[0])
+            a, b = np.exp(state[0] - safe(m)), np.exp(part[0] - safe(m))
+            state = m, state[1] * a + part[1] * b, state[2] * a[..., None] + part[2] * b[..., None]
         return state
+
+    def turns(self, loop: Loop, tiles: int) -> Array:
+        """(B, H, Lq, tiles): the split in which a tile falls for a row; -1 if it is not visited."""
+        shape = self.seen.shape[:3]
+        n = np.broadcast_to(np.array(self.case.lengths[1])[:, None, None], shape)
+        first, last = np.zeros(shape, int), n
+        self.rows, self.keys = (max(loop.rows, 1), loop.packed), loop.tile
+        if loop.rows and hides(self.case):
+            first, last = self.ends(np.asarray(self.case.visibility.tile()))
+            first, last = self.of_tile(first, lambda x: x.min(-1)), self.of_tile(last, lambda x: x.max(-1))
+        low, high = first // loop.tile, -(-last // loop.tile)
+        each = np.maximum(-(-(high - low) // loop.splits), 1)[..., None]
+        at = np.arange(tiles)
+        place = high[..., None] - 1 - at if loop.backwards else at - low[..., None]
+        return np.where((place >= 0) & (place < (high - low)[..., None]), place // each, -1)
 
 
 def _many(case: Case, how: Any) -> bool:
     return bool(case.Lk > how.tile)
+
+
+def _several(case: Case, how: Any) -> bool:
+    loop = how.loop
+    return bool(-(-case.Lk // loop.tile) > loop.splits)
+
+
+def _visited(case: Case, how: Any) -> bool:
+    rows = how.loop.rows
+    return case.Lk > 0 and (rows == 0 or hides(case)) and (case.mask is not None or case.bias is not None)
 
 
 Next = Callable[[Any, Array, Array, Array, Array, Array, Array], State]
@@ -91,6 +170,33 @@ STEPS: dict[str, Next] = {
     "the row sum is that of the last tile": lambda x, m, z, o, n, a, b: (n, a, o * _d(m, n)[..., None] + b),
     "the output is that of the last tile": lambda x, m, z, o, n, a, b: (n, z * _d(m, n) + a, b),
     "all is that of the last tile": lambda x, m, z, o, n, a, b: (n, a, b),
+    "the row sum so far is rescaled the wrong way": lambda x, m, z, o, n, a, b: (
+        n, z * _back(m, n) + a, o * _d(m, n)[..., None] + b),
+    "all so far is rescaled twice":
+        lambda x, m, z, o, n, a, b: (n, z * _d(m, n) ** 2 + a, o * _d(m, n)[..., None] ** 2 + b),
+    "the new weights are relative to the maximum before": lambda x, m, z, o, n, a, b: (
+        n, z * _d(m, n) + a * _back(m, n), o * _d(m, n)[..., None] + b * _back(m, n)[..., None]),
+    "the new weights are relative to the maximum of their tile": lambda x, m, z, o, n, a, b: (
+        n, z * _d(m, n) + a * _back(x.own, n), o * _d(m, n)[..., None] + b * _back(x.own, n)[..., None]),
+    "the new weights are relative to the maximum of their tile in the sum alone": lambda x, m, z, o, n, a, b: (
+        n, z * _d(m, n) + a * _back(x.own, n), o * _d(m, n)[..., None] + b),
+    "the new weights are relative to the maximum of their tile in the output alone": lambda x, m, z, o, n, a, b: (
+        n, z * _d(m, n) + a, o * _d(m, n)[..., None] + b * _back(x.own, n)[..., None]),
+    "the maximum becomes that of the tile alone, and nothing is rescaled where it falls": lambda x, m, z, o, n, a, b: (
+        x.own, z * np.minimum(_d(m, x.own), 1) + a * _back(x.own, n),
+        o * np.minimum(_d(m, x.own), 1)[..., None] + b * _back(x.own, n)[..., None]),
+    "the maximum becomes that of the tile alone, and nothing is rescaled": lambda x, m, z, o, n, a, b: (
+        x.own, z + a * _back(x.own, n), o + b * _back(x.own, n)[..., None]),
+    "the maximum becomes that of the tile alone, and what was before is rescaled as if it grew":
+        lambda x, m, z, o, n, a, b: (x.own, z * _d(m, n) + a * _back(x.own, n),
+                                     o * _d(m, n)[..., None] + b * _back(x.own, n)[..., None]),
+    "the row sum counts keys": lambda x, m, z, o, n, a, b: (n, z * _d(m, n) + (a > 0), o * _d(m, n)[..., None] + b),
+    "the output of a tile is added twice": lambda x, m, z, o, n, a, b: (
+        n, z * _d(m, n) + a, o * _d(m, n)[..., None] + 2 * b),
+    "the sum of a tile is added twice": lambda x, m, z, o, n, a, b: (
+        n, z * _d(m, n) + 2 * a, o * _d(m, n)[..., None] + b),
+}  # fmt: skip
+EMPTY: dict[str, Next] = {
     "the maximum is 0, and stays, after a tile in which a row sees nothing":
         lambda x, m, z, o, n, a, b: (safe(n), z * _d(m, n) + a, o * _d(m, n)[..., None] + b),
     "a tile in which a row sees nothing makes NaN": lambda x, m, z, o, n, a, b: (
@@ -128,23 +234,39 @@ class Steps(Tiled):
         return self.how(self, *state, m, total, product)
 
 
-@kind(_many, how=STEPS, tile=SIZES)
+@kind(_several, how=STEPS, loop=LOOPS)
 class online(Steps):
-    """From tile to tile of {tile} keys, {how} when the maximum grows."""
+    """From tile to tile, {loop}, {how} when the maximum grows."""
 
 
-BACK = {how: STEPS[how] for how in (
-    "the output so far is not rescaled", "the row sum so far is not rescaled", "nothing is rescaled",
-    "the maximum is 0, and stays, after a tile in which a row sees nothing",
-    "a tile in which a row sees nothing makes NaN", "rows stop at the first tile in which they see nothing",
-)}  # fmt: skip
+@kind(_visited, how=EMPTY, loop=VISITS)
+class online_empty(Steps):
+    """From tile to tile, {loop}, {how}."""
 
 
-@kind(_many, how=BACK, tile=(16, 32, 64, 128))
-class online_from_the_last(Steps):
-    """From tile to tile of {tile} keys, the last one first, {how} when the maximum grows."""
+ONCE: dict[str, Callable[[int, int], bool]] = {
+    "at the last tile alone": lambda at, n: at == n - 1,
+    "at the second tile alone": lambda at, n: at == 1,
+    "at every other tile": lambda at, n: at % 2 == 1,
+    "at every tile but the last": lambda at, n: at < n - 1,
+    "from the third tile on": lambda at, n: at > 1,
+}
+MOST = ("the output so far is not rescaled", "the row sum so far is not rescaled", "nothing is rescaled",
+        "the output so far is rescaled twice", "all so far is rescaled twice",
+        "the output of a tile is added twice", "the sum of a tile is added twice")  # fmt: skip
 
-    backwards = True
+
+@kind(_several, how={how: STEPS[how] for how in MOST}, once=ONCE, loop=loops(*PLAIN[2:]))
+class online_once(Steps):
+    """From tile to tile, {loop}, {how} {once}."""
+
+    once: Callable[[int, int], bool]
+
+    def next(self, state: State, m: Array, shrink: Array, total: Array, product: Array) -> State:
+        tiles = -(-self.case.Lk // (self.loop or Loop(self.tile)).tile)
+        if type(self).once(self.at, tiles):
+            return super().next(state, m, shrink, total, product)
+        return Tiled.next(self, state, m, shrink, total, product)
 
 
 @kind(_many, tile=SIZES)

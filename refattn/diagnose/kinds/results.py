@@ -41,8 +41,6 @@ __all__: list[str] = []
         "that of head 0 for all": lambda x, o: np.repeat(o[:, :1], o.shape[1], 1),
         "written over by the next head": lambda x, o: np.roll(o, -1, 1),
         "transposed: queries and columns": lambda x, o: np.ascontiguousarray(o.swapaxes(2, 3)).reshape(o.shape),
-        "0 in its last row": lambda x, o: np.concatenate([o[:, :, :-1], 0 * o[:, :, -1:]], 2),
-        "0 in its first row": lambda x, o: np.concatenate([0 * o[:, :, :1], o[:, :, 1:]], 2),
     },
 )  # fmt: skip
 class out(Model):
@@ -52,22 +50,6 @@ class out(Model):
 
     def written(self, out: Array) -> Array:
         return np.where((self.l == 0)[..., None], 0, type(self).how(self, out))
-
-
-@kind(
-    lambda case, how: case.Lq % how.tile != 0, shows="out lse",
-    tile=(4, 8, 16, 32, 64, 128), what={"out is": ("out",), "out and lse are": ("out", "lse"), "lse is": ("lse",)},
-)  # fmt: skip
-class last_rows_unwritten(Model):
-    """{what} not written in rows past the last whole tile of {tile} queries."""
-
-    tile, what = 64, ("out",)
-
-    def told(self, y: dict[str, Array]) -> dict[str, Array]:
-        beyond = np.arange(self.case.Lq) >= self.case.Lq // self.tile * self.tile
-        for name in self.what:
-            y[name] = np.where(beyond[:, None] if name == "out" else beyond, 0, y[name])
-        return y
 
 
 @kind(

@@ -11,7 +11,7 @@ from ...case import Case
 from ...dtypes import FORMATS, round_to
 from ..hypothesis import always, kind
 from ..model import LOG2E, Array, Model, safe
-from .online import State, Tiled
+from .online import PLAIN, Loop, State, Tiled, loops
 
 __all__: list[str] = []
 
@@ -121,39 +121,45 @@ class weights_rounded(Model):
 
     what, to = 0, ""
 
-    def weighed(self, p: Array, keys: slice = slice(None)) -> Array:
-        name = named(self.to, self.given)
-        self.contract, honest = None, self.contract
-        found = super().weighed(cut(p, name) if self.what else lowered(p, self.to, self.given), keys)
-        self.contract = honest
-        return found
+    def low(self, x: Array, what: str = "weights") -> Array:
+        if what != "weights":
+            return super().low(x, what)
+        x = super().low(x)
+        return cut(x, named(self.to, self.given)) if self.what else lowered(x, self.to, self.given)
+
+
+WEIGHTS = loops(*PLAIN, *(Loop(n, back, s) for n in SIZES for back in (False, True) for s in (2, 4)))
+
+
+class OfTile(Tiled):
+    what, to = 0, ""
+
+    def low(self, x: Array, what: str = "weights") -> Array:
+        if what != "weights":
+            return super().low(x, what)
+        x = super().low(x)
+        return cut(x, named(self.to, self.given)) if self.what else lowered(x, self.to, self.given)
 
 
 @kind(
-    _applies, rounding=True, to=(*TO, "float8_e4m3fn", "float8_e5m2"), tile=SIZES,
-    relative={"maximum so far": 1, "maximum so far, from the last tile on": -1, "maximum of the tile": 0},
+    lambda case, how: _applies(case, how) and case.Lk > how.loop.tile, rounding=True, what={"rounded": 0, "cut": 1},
+    to=(*TO, "float8_e4m3fn", "float8_e5m2"), loop=WEIGHTS,
 )  # fmt: skip
-class weights_of_tile_rounded(Tiled):
-    """Weights of tiles of {tile} keys, relative to the {relative}, are rounded to {to} before they meet the values."""
+class weights_of_loop_rounded(OfTile):
+    """From tile to tile, {loop}, weights, relative to the maximum so far, are {what} to {to}."""
 
-    to, relative = "", 1
 
-    def tiles(self) -> list[slice]:
-        return super().tiles()[:: self.relative or 1]
+@kind(
+    _applies, rounding=True, what={"rounded": 0, "cut": 1}, to=(*TO, "float8_e4m3fn", "float8_e5m2"), tile=(8, *SIZES),
+)  # fmt: skip
+class weights_of_tile_rounded(OfTile):
+    """Weights of tiles of {tile} keys, relative to the maximum of the tile, are {what} to {to}."""
 
     def part(self, t: Array, keys: slice, m: Array) -> tuple[Array, Array]:
-        if self.relative:
-            return super().part(t, keys, m)
         own = t[..., keys].max(-1, initial=-np.inf)
         total, product = super().part(t, keys, own)
         grow = np.exp(own - safe(m))
         return total * grow, product * grow[..., None]
-
-    def weighed(self, p: Array, keys: slice = slice(None)) -> Array:
-        self.contract, honest = None, self.contract
-        found = super().weighed(lowered(p, self.to, self.given), keys)
-        self.contract = honest
-        return found
 
 
 @kind(_applies, rounding=True, to=TO)
@@ -180,10 +186,7 @@ class weights_normalised_and_rounded(Model):
         top, total, _ = self.join(m, p.sum(-1), np.zeros((*m.shape, 0)))
         full = total * np.exp(safe(top) - safe(m))
         w = lowered(p / np.where(full == 0, 1, full)[..., None], self.to, self.given)
-        self.contract, honest = None, self.contract
-        o = self.weighed(w)
-        self.contract = honest
-        return m, p.sum(-1), o * full[..., None]
+        return m, p.sum(-1), self.weighed(w) * full[..., None]
 
 
 STATE = {"the running output is": (2,), "the row sum is": (1,), "the maximum is": (0,),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...case import Case
-from ..hypothesis import kind
+from ..hypothesis import always, kind
 from ..model import Array, Model, safe
 
 __all__: list[str] = []
@@ -148,3 +148,15 @@ class sink_alone_is_empty(Model):
     def join(self, m: Array, z: Array, o: Array) -> tuple[Array, Array, Array]:
         top, total, product = super().join(m, z, o)
         return np.where(z == 0, m, top), np.where(z == 0, 0, total), product
+
+
+@kind(always, to={"hidden: the maximum swallows it": -np.inf, "0": 0.0})
+class nan_swallowed(Model):
+    """A logit that is NaN is taken for {to}."""
+
+    to = 0.0
+
+    def hide(self, t: Array) -> Array:
+        lost = np.isnan(t) & self.seen
+        self.seen = self.seen & ~(lost & np.isinf(self.to))
+        return super().hide(np.where(lost, self.to, t))

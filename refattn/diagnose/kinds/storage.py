@@ -1,4 +1,4 @@
-"""Hypotheses on packed sequences, pages and codes."""
+"""Hypotheses on pages and codes."""
 
 from __future__ import annotations
 
@@ -9,70 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ...case import Case, Packed, Paged
+from ...case import Case, Paged
 from ...dtypes import round_to
 from ...memory import take
 from ..hypothesis import kind
 from ..model import Array, Model
 
 __all__: list[str] = []
-
-def _packed(case: Case) -> bool:
-    return isinstance(case.storage, Packed)
-
-
-Starts = Callable[[Array, Array], Array]
-STARTS: dict[str, Starts] = {
-    "by the cu_seqlens of the other, queries or keys": lambda own, other: other,
-    "one token too early": lambda own, other: np.maximum(own - 1, 0),
-    "one token too late": lambda own, other: own + 1,
-    "where the first entry starts": lambda own, other: 0 * own,
-    "where the next entry starts": lambda own, other: np.append(own[1:], own[-1]),
-}
-
-
-@kind(_packed, of={"keys": "k", "queries": "q", "keys alone": "K", "values alone": "V"}, how=STARTS)
-class packed_start(Model):
-    """The {of} of a packed sequence are looked for {how}."""
-
-    of: Any = "k"
-    how: Starts
-
-    def arrays(self) -> dict[str, Array]:
-        handed, case = self.inputs.handed(), self.given
-        x = super().arrays()
-        names = {"k": "kv", "q": "q", "K": "k", "V": "v"}[self.of]
-        own, other = handed["cu_seqlens_k"], handed["cu_seqlens_q"]
-        if self.of == "q":
-            own, other = other, own
-        at = self.how(own, other)[:-1]
-        lens = case.lengths[0 if self.of == "q" else 1]
-        for n in names:
-            wide = np.zeros_like(x[n])
-            for b, length in enumerate(lens):
-                part = handed[n][at[b] : at[b] + length]
-                wide[b, :, : len(part)] = np.asarray(part, np.float64).swapaxes(0, 1)
-            x[n] = wide
-        return x
-
-
-@kind(
-    _packed, of={"keys": "k", "queries": "q", "keys and queries": "kq"},
-    how={"one more": 1, "one fewer": -1},
-)  # fmt: skip
-class packed_length(Model):
-    """A packed sequence has {how} {of} than cu_seqlens says."""
-
-    of: Any = "k"
-    how = 1
-
-    def read(self, case: Case) -> Case:
-        q, k = (
-            tuple(min(max(n + self.how, 0), most) for n in lens) if name in self.of else lens
-            for name, lens, most in (("q", case.lengths[0], case.Lq), ("k", case.lengths[1], case.Lk))
-        )
-        return dataclasses.replace(case, q_lens=q, k_lens=k)
-
 
 def _paged(case: Case) -> bool:
     return isinstance(case.storage, Paged)
@@ -226,21 +169,3 @@ class code_scale_of_another(Model):
 
 def _bf16(x: Array) -> Array:
     return round_to(x, "bfloat16").astype(x.dtype)
-
-
-@kind(
-    lambda case: _packed(case) and case.B > 1, "out lse dq", tile=(4, 8, 16, 32, 64, 128),
-    of={"out": ("out",), "out and lse": ("out", "lse"), "dq": ("dq",)}, to={"0": 0.0, "NaN": np.nan},
-)  # fmt: skip
-class packed_spill(Model):
-    """The last tile of {tile} queries of a packed sequence is written whole: {of} of the next begins with {to}."""
-
-    tile, to = 64, 0.0
-    of: tuple[str, ...] = ("out",)
-
-    def told(self, y: dict[str, Array]) -> dict[str, Array]:
-        case = self.given
-        gap = case.storage.gap if isinstance(case.storage, Packed) else 0
-        spilt = np.array([0, *(-n % self.tile for n in case.lengths[0][:-1])])
-        over = (np.arange(case.Lq) < spilt[:, None] - gap)[:, None]
-        return y | {n: np.where(over if n == "lse" else over[..., None], self.to, y[n]) for n in self.of if n in y}

@@ -1,8 +1,7 @@
-"""Hypotheses on ends: the last, partial tile of keys, and keys or tiles that are left out."""
+"""Hypotheses on what fills up the last, partial tile of keys."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from ...case import Case
 from ..hypothesis import kind
 from ..model import Array, Model, safe
-from .online import SIZES, State, Tiled, _many
+from .online import SIZES, State, Tiled
 
 __all__: list[str] = []
 
@@ -32,23 +31,6 @@ class Tail(Tiled):
     def both(self, m: Array, t: Array, whole: slice, tail: slice, times: tuple[float, float]) -> State:
         (a, x), (b, y) = self.part(t, whole, m), self.part(t, tail, m)
         return m, a + times[0] * b, x + times[1] * y
-
-
-@kind(
-    _tail, tile=SIZES,
-    what={"are left out": (0.0, 0.0), "are counted twice": (2.0, 2.0), "are left out of the sum": (0.0, 1.0),
-          "are left out of the output": (1.0, 0.0)},
-)  # fmt: skip
-class tail(Tail):
-    """Keys past the last whole tile of {tile} {what}."""
-
-    what = (1.0, 1.0)
-
-    def with_tail(self, m: Array, t: Array, whole: slice, tail: slice) -> State:
-        if self.what == (0.0, 0.0):
-            m = t[..., whole].max(-1, initial=-np.inf)
-            return (m, *self.part(t, whole, m))
-        return self.both(m, t, whole, tail, self.what)
 
 
 @kind(_tail, tile=SIZES, score={"0": 0.0}, where={"rows that see some key of the tile": 1, "all rows": 0})
@@ -93,65 +75,3 @@ class tail_begins_early(Tail):
         p = np.exp(t - safe(m)[..., None])
         p[..., self.case.Lk - self.tile : self.case.Lk // self.tile * self.tile] *= 2
         return m, p.sum(-1), self.weighed(p)
-
-
-@kind(
-    lambda case: case.Lk > 1,
-    what={
-        "the last key is left out": lambda n: slice(0, n - 1),
-        "the first key is left out": lambda n: slice(1, n),
-        "the first half of the keys alone is seen": lambda n: slice(0, n // 2),
-        "every other key is left out": lambda n: slice(0, n, 2),
-        "the first key alone is seen": lambda n: slice(0, 1),
-        "the last key alone is seen": lambda n: slice(n - 1, n),
-    },
-)
-class keys_gone_over(Model):
-    """Of all keys of an entry, {what}."""
-
-    what: Callable[[int], slice]
-
-    def visible(self) -> Array:
-        seen = super().visible()
-        held = np.zeros_like(seen)
-        for b, n in enumerate(self.case.lengths[1]):
-            at = self.what(n)
-            held[b, ..., at] = seen[b, ..., at]
-        return held
-
-
-@kind(_many, tile=SIZES, what={"the first": 0, "the second": 1, "the last whole": -1})
-class tile_left_out(Tiled):
-    """{what} tile of {tile} keys is left out."""
-
-    what = 0
-
-    def visible(self) -> Array:
-        seen = np.array(super().visible())
-        whole = seen.shape[-1] // self.tile
-        at = (whole - 1 if self.what < 0 else self.what) * self.tile
-        seen[..., at : at + self.tile] = False
-        return seen
-
-
-@kind(_many, tile=SIZES, what={"the first": 0, "the last": -1})
-class key_of_tile_left_out(Tiled):
-    """{what} key of each tile of {tile} is left out."""
-
-    what = 0
-
-    def visible(self) -> Array:
-        seen = np.array(super().visible())
-        first = 0 if self.what == 0 else self.tile - 1
-        seen[..., first :: self.tile] = False
-        return seen
-
-
-@kind(_many, tile=SIZES)
-class first_tile_alone(Tiled):
-    """The first tile of {tile} keys alone is gone over."""
-
-    def visible(self) -> Array:
-        seen = np.array(super().visible())
-        seen[..., self.tile :] = False
-        return seen

@@ -1,4 +1,4 @@
-"""Hypotheses on splits of the keys that are made of tiles: what is lost between them, and from tile to tile in one."""
+"""Hypotheses on keys and tiles that are lost between splits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import numpy as np
 
 from ...case import Case
 from ..hypothesis import kind
-from ..model import Array, Model, safe
-from .online import BACK, State, Steps
+from ..model import Array, Model
 
 __all__: list[str] = []
 
@@ -47,40 +46,3 @@ class tiles_past_splits(Model):
             elif some:
                 seen[b, ..., some:] = False
         return seen
-
-
-def _in_splits(case: Case, how: Any) -> bool:
-    return bool(-(-case.Lk // how.tile) > how.splits)
-
-
-@kind(
-    _in_splits, how={how: BACK[how] for how in list(BACK)[:4]}, tile=(16, 32, 64, 128), splits=(2, 4, 8),
-    backwards={"first": False, "last": True},
-)  # fmt: skip
-class online_in_splits(Steps):
-    """In each of {splits} splits, from tile to tile of {tile} keys, the {backwards} one first, {how}."""
-
-    splits = 2
-
-    def attend(self, t: Array) -> State:
-        """An entry's tiles are split by its own length."""
-        lens = np.array(self.case.lengths[1])
-        m, z, o = self.start(t)
-        for n in set(lens.tolist()):
-            at = lens == n
-            for x, part in zip((m, z, o), self.of_length(t, n), strict=True):
-                x[at] = part[at]
-        return m, z, o
-
-    def of_length(self, t: Array, n: int) -> State:
-        tiles = [keys for keys in self.tiles() if keys.start < n]
-        each = max(-(-len(tiles) // self.splits), 1)
-        state = self.start(t)
-        for first in range(0, len(tiles), each):
-            part = self.start(t)
-            for keys in tiles[first : first + each]:
-                part = self.step(part, t, keys)
-            m = np.maximum(state[0], part[0])
-            a, b = np.exp(state[0] - safe(m)), np.exp(part[0] - safe(m))
-            state = m, state[1] * a + part[1] * b, state[2] * a[..., None] + part[2] * b[..., None]
-        return state

@@ -39,6 +39,8 @@ AGAIN: dict[str, Again] = {
     "by powers of 2, of logits in base 2 and a natural lse": lambda x: _weights(x, x.t, _lse(x) * LN2),
     "from lse without the maximum": lambda x: _weights(x, x.t, np.where(x.l == 0, 0, np.log(x.l))),
     "from lse without the sink": lambda x: _weights(x, x.t, x.without_sink()),
+    "divided by 1 - exp(sink - lse)": lambda x: x.again_of_model() / (1 - x.sinks_share())[..., None],
+    "divided by the sink's share": lambda x: x.again_of_model() * x.sinks_share()[..., None],
     "from the lse of the next row": lambda x: _weights(x, x.t, np.roll(_lse(x), -1, 2)),
     "from the lse of the row before": lambda x: _weights(x, x.t, np.roll(_lse(x), 1, 2)),
     "from the lse of the next head": lambda x: _weights(x, x.t, np.roll(_lse(x), -1, 1)),
@@ -84,6 +86,13 @@ class FromForward(Model):
     def without_sink(self) -> Array:
         m = self.t.max(-1, initial=-np.inf)
         return np.asarray(m + np.log(np.exp(self.t - safe(m)[..., None]).sum(-1)))
+
+    def again_of_model(self) -> Array:
+        return Model.again(self)
+
+    def sinks_share(self) -> Array:
+        sink = self.sink(self.x["sinks"]) if "sinks" in self.x else None
+        return 0 * self.m if sink is None else np.exp(sink - safe(_lse(self)))
 
     def _seeing(self, seen: Array) -> Array:
         t = self.logits(self.s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,71 +71,18 @@ class written_at_entry(written_at):
     axis = 0
 
 
-Where = Callable[[Any], Array]
-"""of a model -> booleans that broadcast to (B, H, Lq)"""
-WHERE: dict[str, Where] = {
-    "the last entry": lambda x: np.arange(x.given.B)[:, None, None] == x.given.B - 1,
-    "entries without keys": lambda x: np.array(x.given.lengths[1])[:, None, None] == 0,
-    "rows that see nothing": lambda x: ~x.seen.any(-1),
-    "all entries but the first": lambda x: np.arange(x.given.B)[:, None, None] > 0,
-    "the last head": lambda x: np.arange(x.given.H)[:, None] == x.given.H - 1,
-    "all heads but the first": lambda x: np.arange(x.given.H)[:, None] > 0,
-    "heads past the first Hkv": lambda x: np.arange(x.given.H)[:, None] >= x.given.Hkv,
-    "all heads of a group but the first": lambda x: np.arange(x.given.H)[:, None] % _group(x.given) > 0,
-    "the first row": lambda x: np.arange(x.given.Lq) == 0,
-    "the last row": lambda x: np.arange(x.given.Lq) == x.given.Lq - 1,
-}
+ALL = RESULTS | {
+    "out, lse and dq": ("out", "lse", "dq"), "dk": ("dk",), "dv": ("dv",), "dk and dv": ("dk", "dv"),
+    "dq, dk and dv": ("dq", "dk", "dv"), "dbias": ("dbias",), "dsinks": ("dsinks",),
+}  # fmt: skip
 
 
-def _past(x: Any, tile: int, whole: bool) -> Array:
-    return np.arange(x.given.Lq) >= (x.given.Lq // tile * tile if whole else tile)
-
-
-WHERE |= {f"rows past the last whole tile of {n}": partial(_past, tile=n, whole=True) for n in (16, 32, 64, 128)}
-WHERE |= {f"rows past the first {n}": partial(_past, tile=n, whole=False) for n in (16, 32, 64, 128)}
-
-
-@kind(
-    lambda case, how: not case.want.isdisjoint(how.of), shows="out lse dq",
-    of=RESULTS | {"out, lse and dq": ("out", "lse", "dq")}, where=WHERE, left=NEVER,
-)  # fmt: skip
-class unwritten(Model):
-    """{of}: not written in {where}, where it stays {left}."""
+@kind(lambda case, how: not case.want.isdisjoint(how.of), of=ALL, left=NEVER)
+class never_written(Model):
+    """{of}: not written, and what is there stays {left}."""
 
     of: tuple[str, ...] = ("out",)
-    where: Where
     left = 0.0
 
     def told(self, y: dict[str, Array]) -> dict[str, Array]:
-        gone = type(self).where(self)
-        return y | {n: np.where(gone if n == "lse" else gone[..., None], self.left, y[n]) for n in self.of if n in y}
-
-
-KEYS: dict[str, Where] = {
-    "of the last entry": lambda x: np.arange(x.given.B)[:, None, None] == x.given.B - 1,
-    "past the end of an entry": lambda x: np.arange(x.given.Lk) >= np.array(x.given.lengths[1])[:, None, None],
-    "where no query sees the key": lambda x: ~x.seen.any((1, 2))[:, None],
-    "past the last whole tile of 32": lambda x: np.arange(x.given.Lk) >= x.given.Lk // 32 * 32,
-    "past the last whole tile of 64": lambda x: np.arange(x.given.Lk) >= x.given.Lk // 64 * 64,
-    "past the last whole tile of 128": lambda x: np.arange(x.given.Lk) >= x.given.Lk // 128 * 128,
-    "of entries without queries": lambda x: np.array(x.given.lengths[0])[:, None, None] == 0,
-    "of all entries but the first": lambda x: np.arange(x.given.B)[:, None, None] > 0,
-    "of all heads but the first": lambda x: np.arange(x.given.Hkv)[:, None] > 0,
-    "of the last head": lambda x: np.arange(x.given.Hkv)[:, None] == x.given.Hkv - 1,
-}
-
-
-@kind(
-    lambda case, how: not case.want.isdisjoint(how.of), shows="dk dv",
-    of={"dk": ("dk",), "dv": ("dv",), "dk and dv": ("dk", "dv")}, where=KEYS, left=NEVER,
-)  # fmt: skip
-class keys_unwritten(Model):
-    """{of}: not written {where}, where it stays {left}."""
-
-    of: tuple[str, ...] = ("dk",)
-    where: Where
-    left = 0.0
-
-    def told(self, y: dict[str, Array]) -> dict[str, Array]:
-        gone = type(self).where(self)[..., None]
-        return y | {n: np.where(gone, self.left, y[n]) for n in self.of if n in y}
+        return y | {n: np.full_like(y[n], self.left) for n in self.of if n in y}

@@ -1,0 +1,194 @@
+"""Hypotheses on how the partial softmaxes of splits of the keys become one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..hypothesis import kind
+from ..model import LOG2E, Array, Model, safe
+from .cuts import CUTS, SAME, Cut, chunks
+from .online import State
+
+__all__: list[str] = []
+
+
+class Splits(Model):
+    """Partial softmaxes over chunks of keys, each (m, l, o), and how they become one."""
+
+    cut: Cut
+
+    def attend(self, t: Array) -> State:
+        """Of each entry by its own length."""
+        own = np.array(self.case.lengths[1])
+        m, z = np.full(t.shape[:3], -np.inf, t.dtype), np.zeros(t.shape[:3], t.dtype)
+        o = np.zeros((*t.shape[:3], self.v.shape[3]), t.dtype)
+        for n in set(own.tolist()):
+            at = own == n
+            for x, part in zip((m, z, o), self.merged(*self.parts_of(t, n)), strict=True):
+                x[at] = part[at]
+        return m, z, o
+
+    def parts_of(self, t: Array, n: int) -> State:
+        ends = (0, *self.cut(n, self.case.Lk), self.case.Lk)
+        key = (self.dtype, "parts", ends)
+        if key not in self.inputs.made:
+            self.inputs.made[key] = self.parts(t, ends)
+        found: State = self.inputs.made[key]
+        return found
+
+    def parts(self, t: Array, ends: tuple[int, ...]) -> State:
+        """m, l and o of each chunk, stacked."""
+        parts = []
+        for keys in map(slice, ends, ends[1:]):
+            m = t[..., keys].max(-1, initial=-np.inf)
+            p = np.exp(t[..., keys] - safe(m)[..., None])
+            parts.append((m, p.sum(-1), self.weighed(p, keys)))
+        m, z, o = (np.stack([part[n] for part in parts]) for n in range(3))
+        return m, z, o
+
+    def merged(self, m: Array, z: Array, o: Array) -> State:
+        raise NotImplementedError
+
+
+def _plain(m: Array) -> tuple[Array, Array]:
+    top = m.max(0)
+    return top, np.exp(m - safe(top))
+
+
+def _mean(z: Array, o: Array) -> Array:
+    return o / np.where(z == 0, 1, z)[..., None]
+
+
+def _merged(top: Array, total: Array, out: Array) -> State:
+    """The state whose output is `out`."""
+    return top, total, out * total[..., None]
+
+
+Merge = Callable[[Array, Array, Array], State]
+MERGES: dict[str, Merge] = {
+    "averages their outputs": lambda m, z, o: _merged(
+        *_sum(m, z), _mean(z, o).sum(0) / np.maximum((z > 0).sum(0), 1)[..., None]),
+    "averages the outputs of all splits, empty ones too": lambda m, z, o: _merged(*_sum(m, z), _mean(z, o).mean(0)),
+    "adds their outputs": lambda m, z, o: _merged(*_sum(m, z), _mean(z, o).sum(0)),
+    "adds sums and products as they are, each relative to its own maximum":
+        lambda m, z, o: (m.max(0), z.sum(0), o.sum(0)),
+    "does not rescale the products": lambda m, z, o: (*_sum(m, z), o.sum(0)),
+    "does not rescale the sums":
+        lambda m, z, o: (m.max(0), z.sum(0), (o * _plain(m)[1][..., None]).sum(0)),
+    "weighs outputs by exp(m - max), without the sums": lambda m, z, o: _merged(
+        *_sum(m, z), (_mean(z, o) * _plain(m)[1][..., None]).sum(0) / _plain(m)[1].sum(0)[..., None]),
+    "weighs outputs by their sums, without the maxima": lambda m, z, o: _merged(
+        *_sum(m, z), o.sum(0) / np.where(z.sum(0) == 0, 1, z.sum(0))[..., None]),
+    "weighs outputs by exp(lse - max lse), and does not divide by the sum of weights": lambda m, z, o: _merged(
+        *_sum(m, z), (_mean(z, o) * _by(m, z, np.e)[..., None]).sum(0)),
+    "weighs outputs by powers of 2 of natural lse": lambda m, z, o: _merged(
+        *_sum(m, z), (_mean(z, o) * _by(m, z, 2.0)[..., None]).sum(0) / _by(m, z, 2.0).sum(0)[..., None]),
+    "weighs outputs by powers of e of lse in base 2": lambda m, z, o: _merged(
+        *_sum(m, z), (_mean(z, o) * _by(m, z, np.exp(LOG2E))[..., None]).sum(0) /
+        _by(m, z, np.exp(LOG2E)).sum(0)[..., None]),
+    "weighs outputs by lse, without exp": lambda m, z, o: _merged(
+        *_sum(m, z), (_mean(z, o) * _own(m, z)[..., None]).sum(0) / _own(m, z).sum(0)[..., None]),
+    "rescales by powers of 2 of natural maxima": lambda m, z, o: _powers(m, z, o, np.log(2)),
+    "rescales by powers of e of maxima in base 2": lambda m, z, o: _powers(m, z, o, LOG2E),
+    "exchanges the maxima": lambda m, z, o: _with(m, z, o, m[::-1]),
+    "gives each split the lse of the next": lambda m, z, o: _merged(
+        *_sum(m, z), (_mean(z, o) * np.roll(_by(m, z, np.e), -1, 0)[..., None]).sum(0) /
+        _by(m, z, np.e).sum(0)[..., None]),
+    "gives each head the partial lse of the next": lambda m, z,
+    o: _weighed_by(m, z, o, np.roll(_by(m, z, np.e), -1, 2)),
+    "gives each head the partial lse of head 0": lambda m, z, o: _weighed_by(m, z, o, _by(m, z, np.e)[:, :, :1]),
+    "gives each row the partial lse of the next": lambda m, z, o: _weighed_by(m, z, o, np.roll(_by(m, z, np.e), -1, 3)),
+    "gives each row the partial lse of the first": lambda m, z, o: _weighed_by(m, z, o, _by(m, z, np.e)[:, :, :, :1]),
+    "takes the first split alone": lambda m, z, o: (m[0], z[0], o[0]),
+    "takes the last split alone": lambda m, z, o: (m[-1], z[-1], o[-1]),
+    "leaves out the last split": lambda m, z, o: _with(m[:-1], z[:-1], o[:-1], m[:-1]),
+    "leaves out the first split": lambda m, z, o: _with(m[1:], z[1:], o[1:], m[1:]),
+    "takes the split of the largest maximum alone": lambda m, z, o: tuple(
+        np.take_along_axis(x, _at(m, x), 0)[0] for x in (m, z, o)),
+    "is NaN where a split saw nothing": lambda m, z, o: _nan_where((z == 0).any(0), *_with(m, z, o, m)),
+    "is NaN where all splits saw nothing": lambda m, z, o: _nan_where((z == 0).all(0), *_with(m, z, o, m)),
+    "is NaN where the first splits saw nothing":
+        lambda m, z, o: _nan_where((z == 0)[:2].all(0), *_with(m, z, o, m)),
+    "counts a split that saw nothing as a sum of 1":
+        lambda m, z, o: _with(np.where(z == 0, 0, m), np.where(z == 0, 1, z), o, np.where(z == 0, 0, m)),
+}  # fmt: skip
+OF_LSE: dict[str, Merge] = {
+    "is the largest of theirs": lambda m, z, o: _lse_is(m, z, o, _own(m, z).max(0)),
+    "is that of the first": lambda m, z, o: _lse_is(m, z, o, _own(m, z)[0]),
+    "is that of the last": lambda m, z, o: _lse_is(m, z, o, _own(m, z)[-1]),
+    "is the sum of theirs": lambda m, z, o: _lse_is(m, z, o, _own(m, z).sum(0)),
+    "is the mean of theirs": lambda m, z, o: _lse_is(m, z, o, _own(m, z).mean(0)),
+    "is log of the weights' sum, without the largest lse": lambda m, z, o: _lse_is(
+        m, z, o, np.log(np.exp(_own(m, z) - safe(_own(m, z).max(0))).sum(0))),
+}  # fmt: skip
+
+
+def _own(m: Array, z: Array) -> Array:
+    return m + np.log(z)
+
+
+def _sum(m: Array, z: Array) -> tuple[Array, Array]:
+    top, weight = _plain(m)
+    return top, (z * weight).sum(0)
+
+
+def _by(m: Array, z: Array, base: float) -> Array:
+    lse = _own(m, z)
+    return np.asarray(np.exp((lse - safe(lse.max(0))) * np.log(base)))
+
+
+def _weighed_by(m: Array, z: Array, o: Array, weight: Array) -> State:
+    total = weight.sum(0)
+    return _merged(*_sum(m, z), (_mean(z, o) * weight[..., None]).sum(0) / np.where(total == 0, 1, total)[..., None])
+
+
+def _with(m: Array, z: Array, o: Array, maxima: Array) -> State:
+    if not len(m):
+        empty = np.zeros(o.shape[1:])
+        return np.full(o.shape[1:-1], -np.inf), np.zeros(o.shape[1:-1]), empty
+    top, weight = _plain(maxima)
+    return top, (z * weight).sum(0), (o * weight[..., None]).sum(0)
+
+
+def _powers(m: Array, z: Array, o: Array, ln: float) -> State:
+    top = m.max(0)
+    weight = np.exp((m - safe(top)) * ln)
+    return top, (z * weight).sum(0), (o * weight[..., None]).sum(0)
+
+
+def _at(m: Array, x: Array) -> Array:
+    at = m.argmax(0)[None]
+    return at[..., None] if x.ndim > m.ndim else at
+
+
+def _nan_where(where: Array, m: Array, z: Array, o: Array) -> State:
+    return m, np.where(where, np.nan, z), np.where(where[..., None], np.nan, o)
+
+
+def _lse_is(m: Array, z: Array, o: Array, lse: Array) -> State:
+    """The right output, and another lse."""
+    _, total, product = _with(m, z, o, m)
+    out = product / np.where(total == 0, 1, total)[..., None]
+    return lse, np.ones_like(lse) * (total > 0), out * (total > 0)[..., None]
+
+
+@kind(chunks, same=SAME, how=MERGES, cut=CUTS)
+class merge(Splits):
+    """The merge of splits of {cut} {how}."""
+
+    how: Merge
+
+    def merged(self, m: Array, z: Array, o: Array) -> State:
+        return self.how(m, z, o)
+
+
+@kind(chunks, shows="lse", same=SAME, how=OF_LSE, cut=CUTS)
+class merged_lse(Splits):
+    """lse of splits of {cut} {how}."""
+
+    how: Merge
+
+    def merged(self, m: Array, z: Array, o: Array) -> State:
+        return self.how(m, z, o)

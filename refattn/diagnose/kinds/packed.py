@@ -1,0 +1,139 @@
+"""Hypotheses on packed sequences: where each begins, how long it is, and what is written past its end."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...case import Case, Packed
+from ..hypothesis import kind
+from ..model import Array, Model
+
+__all__: list[str] = []
+
+def _packed(case: Case) -> bool:
+    return isinstance(case.storage, Packed)
+
+
+Starts = Callable[[Array, Array], Array]
+"""(cu_seqlens of its own, and of the other) -> where each entry is looked for"""
+STARTS: dict[str, Starts] = {
+    "by the cu_seqlens of the other, queries or keys": lambda own, other: other,
+    "one token too early": lambda own, other: np.maximum(own - 1, 0),
+    "one token too late": lambda own, other: own + 1,
+    "where the first entry starts": lambda own, other: 0 * own,
+    "where the next entry starts": lambda own, other: np.append(own[1:], own[-1]),
+    "where the entry before starts": lambda own, other: np.append(own[:1], own[:-1]),
+    "at so many times the longest, as if padded": lambda own, other: np.arange(len(own)) * np.diff(own).max(initial=0),
+    "at so many times the first one's length": lambda own, other: np.arange(len(own)) * (own[1:2] - own[:1]).sum(),
+}
+
+
+@kind(_packed, of={"keys": "k", "queries": "q", "keys alone": "K", "values alone": "V"}, how=STARTS)
+class packed_start(Model):
+    """The {of} of a packed sequence are looked for {how}."""
+
+    of: Any = "k"
+    how: Starts
+
+    def arrays(self) -> dict[str, Array]:
+        handed, case = self.inputs.handed(), self.given
+        x = super().arrays()
+        names = {"k": "kv", "q": "q", "K": "k", "V": "v"}[self.of]
+        own, other = handed["cu_seqlens_k"], handed["cu_seqlens_q"]
+        if self.of == "q":
+            own, other = other, own
+        at = self.how(own, other)[:-1]
+        lens = case.lengths[0 if self.of == "q" else 1]
+        for n in names:
+            wide = np.zeros_like(x[n])
+            for b, length in enumerate(lens):
+                part = handed[n][at[b] : at[b] + length]
+                wide[b, :, : len(part)] = np.asarray(part, np.float64).swapaxes(0, 1)
+            x[n] = wide
+        return x
+
+
+@kind(
+    _packed, of={"keys": "k", "queries": "q", "keys and queries": "kq"},
+    how={"one more": 1, "one fewer": -1},
+)  # fmt: skip
+class packed_length(Model):
+    """A packed sequence has {how} {of} than cu_seqlens says."""
+
+    of: Any = "k"
+    how = 1
+
+    def read(self, case: Case) -> Case:
+        q, k = (
+            tuple(min(max(n + self.how, 0), most) for n in lens) if name in self.of else lens
+            for name, lens, most in (("q", case.lengths[0], case.Lq), ("k", case.lengths[1], case.Lk))
+        )
+        return dataclasses.replace(case, q_lens=q, k_lens=k)
+
+
+@kind(_packed, of={"Queries": "q", "Keys": "k"}, how=STARTS)
+class packed_at(Model):
+    """{of} of a packed sequence are read, and what comes of them is written, {how}."""
+
+    of = "q"
+    how: Starts
+
+    def tokens(self) -> tuple[list[Array], list[Array], int]:
+        """Of each entry where its tokens are, and where they are looked for, up to the last; and how many there are."""
+        handed, case = self.inputs.handed(), self.given
+        own, other = handed["cu_seqlens_q"], handed["cu_seqlens_k"]
+        n = case.lengths[0 if self.of == "q" else 1]
+        if self.of == "k":
+            own, other = other, own
+        size = len(handed[self.of])
+        starts = type(self).how(own.astype(int), other.astype(int))
+        true = [own[b] + np.arange(m) for b, m in enumerate(n)]
+        taken = [np.clip(starts[b] + np.arange(m), 0, size - 1) for b, m in enumerate(n)]
+        return true, taken, size
+
+    def arrays(self) -> dict[str, Array]:
+        x, handed = super().arrays(), self.inputs.handed()
+        _, taken, _ = self.tokens()
+        for name in ("q", "dout") if self.of == "q" else ("k", "v"):
+            if name in x and self.given.quant is None:
+                wide = np.zeros_like(x[name])
+                for b, at in enumerate(taken):
+                    wide[b, :, : len(at)] = np.asarray(handed[name][at], np.float64).swapaxes(0, 1)
+                x[name] = wide
+        return x
+
+    def told(self, y: dict[str, Array]) -> dict[str, Array]:
+        return y | {n: self.moved(y[n]) for n in (("out", "lse", "dq") if self.of == "q" else ("dk", "dv")) if n in y}
+
+    def moved(self, x: Array) -> Array:
+        true, taken, size = self.tokens()
+        rows = np.moveaxis(x, 2, 0)  # (rows, B, heads, ...)
+        memory = np.full((size, *rows.shape[2:]), np.nan)
+        for b, at in enumerate(taken):
+            memory[at] = rows[: len(at), b]
+        found = x.copy()
+        for b, at in enumerate(true):
+            found[b, :, : len(at)] = np.moveaxis(memory[at], 0, 1)
+        return found
+
+
+@kind(
+    lambda case: _packed(case) and case.B > 1, "out lse dq", tile=(4, 8, 16, 32, 64, 128),
+    of={"out": ("out",), "out and lse": ("out", "lse"), "dq": ("dq",)}, to={"0": 0.0, "NaN": np.nan},
+)  # fmt: skip
+class packed_spill(Model):
+    """The last tile of {tile} queries of a packed sequence is written whole: {of} of the next begins with {to}."""
+
+    tile, to = 64, 0.0
+    of: tuple[str, ...] = ("out",)
+
+    def told(self, y: dict[str, Array]) -> dict[str, Array]:
+        case = self.given
+        gap = case.storage.gap if isinstance(case.storage, Packed) else 0
+        spilt = np.array([0, *(-n % self.tile for n in case.lengths[0][:-1])])
+        over = (np.arange(case.Lq) < spilt[:, None] - gap)[:, None]
+        return y | {n: np.where(over if n == "lse" else over[..., None], self.to, y[n]) for n in self.of if n in y}

@@ -1,0 +1,282 @@
+"""Hypotheses on some keys alone: the first, the last, those of a tile that is not whole, or that a mask cuts.
+
+What is wrong there is a model; elsewhere all is right.  Logits, values and what is kept are those of the one or of
+the other, key by key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...case import Cache, Case
+from ..hypothesis import kind
+from ..model import LN2, LOG2E, Array, Inputs, Model
+from .bounds import ROWS, Bounds, hides, packs
+
+__all__: list[str] = []
+
+SIZES = (4, 8, 16, 32, 64, 128)
+Where = Callable[[Case, Array], Array]
+"""(case, numbers of keys (B, 1)) -> which of the keys (B, Lk) it is about"""
+
+
+class zero(Model):
+    of: tuple[str, ...] = ("k",)
+
+    def arrays(self) -> dict[str, Array]:
+        x = super().arrays()
+        return x | {n: 0 * x[n] for n in self.of}
+
+
+class zero_k(zero): ...
+
+
+class zero_v(zero):
+    of = ("v",)
+
+
+class zero_kv(zero):
+    of = ("k", "v")
+
+
+class hidden(Model):
+    def visible(self) -> Array:
+        return super().visible() & False
+
+
+class unmasked(Model):
+    def visible(self) -> Array:
+        return np.asarray(dataclasses.replace(self.case.visibility, mask=None).tile())
+
+
+class times(Model):
+    by = 2.0
+
+    def hide(self, t: Array) -> Array:
+        return super().hide(t + np.log(self.by))
+
+
+class twice(times): ...
+
+
+class half(times):
+    by = 0.5
+
+
+class unbiased(Model):
+    def bias(self, bias: Array) -> Array:
+        return np.where(np.isneginf(bias), bias, 0)
+
+
+class biased_twice(Model):
+    def bias(self, bias: Array) -> Array:
+        return 2 * bias
+
+
+class uncapped(Model):
+    def cap(self, s: Array, softcap: float) -> Array:
+        return s
+
+
+class unscaled(Model):
+    def scaled(self, qk: Array) -> Array:
+        return qk
+
+
+class scaled_twice(Model):
+    def scaled(self, qk: Array) -> Array:
+        return super().scaled(super().scaled(qk))
+
+
+class in_base_2(Model):
+    def scaled(self, qk: Array) -> Array:
+        return super().scaled(qk) * LN2
+
+
+class twice_in_base_2(Model):
+    def scaled(self, qk: Array) -> Array:
+        return super().scaled(qk) * LOG2E
+
+
+class score_0(Model):
+    def hide(self, t: Array) -> Array:
+        return super().hide(0 * np.where(np.isfinite(t), t, 0))
+
+
+class all_kept(Model):
+    def arrays(self) -> dict[str, Array]:
+        x = super().arrays()
+        return x | {"keep": x["keep"] | True}
+
+
+class of_head_0(Model):
+    def heads(self) -> Array:
+        return super().heads() * 0
+
+
+class of_entry_0(Model):
+    def arrays(self) -> dict[str, Array]:
+        x = super().arrays()
+        return x | {n: np.repeat(x[n][:1], len(x[n]), 0) for n in "kv"}
+
+
+def _always(case: Case) -> bool:
+    return True
+
+
+WRONG: dict[str, tuple[type[Model], Callable[[Case], bool]]] = {
+    "they are left out": (hidden, _always),
+    "they count twice": (twice, _always),
+    "they count half": (half, _always),
+    "keys are taken for 0": (zero_k, _always),
+    "values are taken for 0: they count in the sum, and not in the output": (zero_v, _always),
+    "keys and values are taken for 0": (zero_kv, _always),
+    "scores are 0": (score_0, _always),
+    "the mask is not applied": (unmasked, lambda c: c.mask is not None),
+    "the bias is not applied": (unbiased, lambda c: c.bias is not None),
+    "the bias is applied twice": (biased_twice, lambda c: c.bias is not None),
+    "softcap is not applied": (uncapped, lambda c: c.softcap is not None),
+    "the scale is not applied": (unscaled, _always),
+    "the scale is applied twice": (scaled_twice, _always),
+    "log2(e) is not applied": (in_base_2, _always),
+    "log2(e) is applied twice": (twice_in_base_2, _always),
+    "dropout is not applied": (all_kept, lambda c: c.dropout is not None),
+    "keys and values are those of head 0": (of_head_0, lambda c: c.Hkv > 1),
+    "keys and values are those of entry 0": (of_entry_0, lambda c: c.B > 1),
+}
+
+
+def _j(case: Case) -> Array:
+    return np.arange(case.Lk)
+
+
+def _past(case: Case, n: Array) -> Array:
+    return n - case.Lq if isinstance(case.storage, Cache) else n
+
+
+WHERE: dict[str, Where] = {
+    "the first key": lambda c, n: (_j(c) == 0) & (n > 0),
+    "the last key": lambda c, n: _j(c) == n - 1,
+    "all keys but the first": lambda c, n: (_j(c) > 0) & (n > 0),
+    "every other key": lambda c, n: (_j(c) % 2 == 1) & (n > 0),
+    "the second half of the keys": lambda c, n: _j(c) >= n // 2,
+    "the first half of the keys": lambda c, n: _j(c) < n // 2,
+    "the keys of the cache, not the new ones,": lambda c, n: _j(c) < _past(c, n) if isinstance(c.storage, Cache)
+    else _j(c) < 0 * n,
+    "the new keys, not those of the cache,": lambda c, n: _j(c) >= _past(c, n),
+} | {
+    f"the first {m} keys": (lambda c, n, m=m: (_j(c) < m) & (n > m)) for m in SIZES
+} | {
+    f"keys past the first {m}": (lambda c, n, m=m: (_j(c) >= m) & (n > 0)) for m in SIZES
+} | {
+    f"keys past the last whole tile of {m}": (lambda c, n, m=m: _j(c) >= n // m * m) for m in SIZES
+} | {
+    f"the last tile of {m} keys": (lambda c, n, m=m: (_j(c) >= (n - 1) // m * m) & (n > m)) for m in SIZES
+} | {
+    f"the second tile of {m} keys": (lambda c, n, m=m: (_j(c) // m == 1) & (n > m)) for m in SIZES
+} | {
+    f"the last whole tile of {m} keys": (lambda c, n, m=m: (_j(c) // m == n // m - 1) & (n > m)) for m in SIZES
+} | {
+    f"every other tile of {m} keys": (lambda c, n, m=m: (_j(c) // m % 2 == 1) & (n > m)) for m in SIZES
+} | {
+    f"the first key of each tile of {m}": (lambda c, n, m=m: (_j(c) % m == 0) & (n > m)) for m in SIZES
+} | {
+    f"the first key of each tile of {m} but the first": (lambda c, n, m=m: (_j(c) % m == 0) & (_j(c) > 0) & (n > m))
+    for m in SIZES
+} | {
+    f"the last key of each tile of {m}": (lambda c, n, m=m: (_j(c) % m == m - 1) & (n > m)) for m in SIZES
+}  # fmt: skip
+
+
+class Mixed(Bounds):
+    """A wrong model for some pairs of query and key, the right one for all others."""
+
+    what: tuple[type[Model], Callable[[Case], bool]] = (Model, _always)
+
+    def inside(self) -> Array:
+        """Which pairs, to broadcast; of an axis of one query where it is the same for all."""
+        raise NotImplementedError
+
+    def to_logits(self) -> None:
+        right = Model(self.inputs, self.contract)
+        right.to_logits()
+        wrong = self.wrong()
+        vars(self).update({n: getattr(right, n) for n in ("case", "q", "before", "capped")}, x=dict(right.x))
+        at = self.inside()
+        vars(self).update({n: np.where(at, getattr(wrong, n), getattr(right, n)) for n in ("seen", "qk", "s", "t")})
+        self.keep = None if right.keep is None else np.where(at, wrong.keep, right.keep)
+        self.k, self.v = right.k, right.v
+        if at.shape[2] == 1:
+            keys = np.broadcast_to(at, (*at.shape[:3], self.given.Lk)).swapaxes(2, 3)
+            self.k, self.v = np.where(keys, wrong.k, right.k), np.where(keys, wrong.v, right.v)
+
+    def wrong(self) -> Model:
+        key = (self.dtype, "wrong", self.what[0])
+        if key not in self.inputs.made:
+            found = self.inputs.made[key] = self.what[0](self.inputs, self.contract)
+            found.to_logits()
+        made: Model = self.inputs.made[key]
+        return made
+
+
+def _keys(case: Case, how: Any) -> Array:
+    return np.asarray(how.where(case, np.array(case.lengths[1])[:, None]))
+
+
+def _some(case: Case, how: Any) -> bool:
+    at = _keys(case, how)
+    return how.what[1](case) and bool(at.any()) and not bool(at.all())
+
+
+@kind(_some, same=("where", lambda case, how: _keys(case, how).tobytes()), what=WRONG, where=WHERE)
+class some_keys(Mixed):
+    """Of {where} of an entry {what}."""
+
+    where: Where
+
+    def inside(self) -> Array:
+        return _keys(self.given, type(self))[:, None, None]
+
+
+@kind(
+    lambda case, how: hides(case) and packs(case, how) and case.Lk > how.keys and how.what[1](case),
+    what={words: WRONG[words] for words in (
+        "they are left out", "the mask is not applied", "the bias is not applied", "softcap is not applied",
+        "the scale is not applied", "the scale is applied twice", "log2(e) is not applied", "they count twice",
+        "dropout is not applied",
+    )},
+    how={"cuts": True, "does not cut": False}, rows={words: ROWS[words] for words in ("1", "16", "64", "64 packed")},
+    keys=(16, 32, 64, 128),
+)  # fmt: skip
+class some_tiles(Mixed):
+    """In tiles of {rows} rows and {keys} keys that the mask {how}: {what}."""
+
+    how = True
+
+    def inside(self) -> Array:
+        seen = np.asarray(self.given.visibility.tile())
+        at = np.zeros_like(seen)
+        for j in range(0, seen.shape[3], self.keys):
+            tile = seen[..., j : j + self.keys]
+            some = self.of_tile(tile.any(-1), lambda x: x.any(-1))
+            whole = self.of_tile(tile.all(-1), lambda x: x.all(-1))
+            at[..., j : j + self.keys] = (some & (whole != self.how))[..., None]
+        return at
+
+
+@kind(_some, same=("where", lambda case, how: _keys(case, how).tobytes()), where=WHERE,
+      what={"left out of the sum": (Model, _always)})  # fmt: skip
+class some_keys_of_sum(Model):
+    """{where} of an entry: they are {what}, and count in the output."""
+
+    where: Where
+    what = (Model, _always)
+
+    def attend(self, t: Array) -> tuple[Array, Array, Array]:
+        m, _, o = super().attend(t)
+        left = np.where(_keys(self.given, type(self))[:, None, None], -np.inf, t)
+        return m, np.exp(left - np.where(np.isneginf(m), 0, m)[..., None]).sum(-1), o

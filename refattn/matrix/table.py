@@ -1,0 +1,187 @@
+"""The matrix as data: rows of cases, columns of implementations, and what came of each.
+
+A cell is what the cases of its row came to in its column: "failed" where something failed unexpectedly, "known" where
+only that failed which is known to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeVar
+
+from ..case import Case
+from ..conform import Report
+from ..judge import Verdict
+from ..probes import Convention
+from ..report import as_fields
+from .variants import Variant, rows_of
+
+__all__ = ["Cell", "Column", "Kind", "Table", "made", "reason"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+Kind = Literal["passed", "acceptable", "known", "failed", "unsupported", "not run"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """An implementation, by what it was called with: its report, or why there is none and what was said.
+
+    `why` is "not installed", "cannot be loaded", or "bad contract".
+    """
+
+    spec: str
+    report: Report | None = None
+    why: str = ""
+    said: str = ""
+
+    @property
+    def label(self) -> str:
+        """What stands at the head of the column."""
+        return self.spec.rpartition(":")[2] if ":" in self.spec else self.spec
+
+    @property
+    def name(self) -> str:
+        """Name and version as it says them itself."""
+        about = self.report.description if self.report else None
+        return f"{about.name} {about.version}".strip() if about else self.spec
+
+    @property
+    def when(self) -> str:
+        """The day on which the run began, if that is known."""
+        return str(getattr(self.report, "date", ""))
+
+    @cached_property
+    def not_run(self) -> str:
+        """Why nothing of it was judged: not installed, or the one reason for which it refused all, or ""."""
+        verdicts = self.report.verdicts if self.report else []
+        reasons = {reason(v) for v in verdicts if v.status == "unsupported"}
+        refused = len(reasons) == 1 and all(v.status == "unsupported" for v in verdicts)
+        return self.why or (f"not run: {reasons.pop()}" if refused else "")
+
+    @cached_property
+    def by_id(self) -> dict[str, Verdict]:
+        return {v.case.id: v for v in self.report.verdicts} if self.report else {}
+
+    def found(self, name: str) -> Convention | None:
+        """What was found of a convention."""
+        return next((row for row in self.report.probed if row.name == name), None) if self.report else None
+
+    def failures(self) -> list[Verdict]:
+        """All that failed, the unexpected first."""
+        known = self.report.expected if self.report else {}
+        return sorted((v for v in self.by_id.values() if v.status == "failed"), key=lambda v: v.case.id in known)
+
+    def bad(self) -> bool:
+        """Whether something is wrong that was not expected: a failure, a broken promise, an error when it is loaded."""
+        if self.report is None:
+            return self.why != "not installed"
+        return bool(self.report.failures() or self.report.broken_promises())
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The verdicts of a row in a column, and of how many cases there is none."""
+
+    verdicts: tuple[Verdict, ...]
+    missing: int
+    known: frozenset[str]
+    """ids of failures that are expected"""
+
+    @cached_property
+    def counts(self) -> Counter[str]:
+        return Counter(v.status for v in self.verdicts)
+
+    @property
+    def judged(self) -> int:
+        return len(self.verdicts) - self.counts["unsupported"]
+
+    @property
+    def good(self) -> int:
+        """How many passed, by the definition or by a convention that is declared."""
+        return self.judged - self.counts["failed"]
+
+    @cached_property
+    def failed(self) -> tuple[Verdict, ...]:
+        """What failed: the unexpected first, then what shows most, then the smallest problem."""
+
+        def rank(v: Verdict) -> tuple[bool, bool, int]:
+            told_apart = v.picture is not None and v.picture["of"] == "weight"
+            return v.case.id in self.known, not told_apart, v.case.B * v.case.H * v.case.Lq * v.case.Lk
+
+        return tuple(sorted((v for v in self.verdicts if v.status == "failed"), key=rank))
+
+    @property
+    def kind(self) -> Kind:
+        if self.failed:
+            return "known" if self.failed[0].case.id in self.known else "failed"
+        if self.judged:
+            return "acceptable" if self.counts["acceptable"] else "passed"
+        return "unsupported" if self.verdicts else "not run"
+
+    @property
+    def ratio(self) -> float:
+        """The largest that passed."""
+        return max((v.ratio for v in self.verdicts if v.status in ("passed", "acceptable")), default=0.0)
+
+    def reasons(self) -> list[tuple[str, list[str]]]:
+        """Why cases are unsupported, the most frequent first, with the ids of the cases."""
+        groups = _grouped((reason(v), v.case.id) for v in self.verdicts if v.status == "unsupported")
+        return sorted(groups, key=lambda group: -len(group[1]))
+
+    def conventions(self) -> list[tuple[str, list[str]]]:
+        """The declared conventions without which cases would have failed, with the ids of the cases."""
+        return _grouped((as_fields(v.conventions), v.case.id) for v in self.verdicts if v.status == "acceptable")
+
+    def shared(self) -> list[str]:
+        """The features that all failing cases have, and some case that passed has not."""
+        failed, passed = self.failed, [v for v in self.verdicts if v.status in ("passed", "acceptable")]
+        if len(failed) < 2:
+            return []
+        common = frozenset.intersection(*(v.case.features() for v in failed))
+        return sorted(word for word in common if any(word not in v.case.features() for v in passed))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows with the ids of their cases, and columns."""
+
+    cases: tuple[Case, ...]
+    rows: tuple[tuple[Variant, frozenset[str]], ...]
+    columns: tuple[Column, ...]
+
+    def cell(self, ids: frozenset[str], column: Column) -> Cell:
+        found = tuple(v for name, v in column.by_id.items() if name in ids)
+        known = column.report.expected if column.report else {}
+        return Cell(found, len(ids) - len(found), frozenset(known) & ids)
+
+    def groups(self) -> list[tuple[str, list[tuple[Variant, frozenset[str]]]]]:
+        """The rows by group, in their order."""
+        return _grouped((row.group, (row, ids)) for row, ids in self.rows)
+
+    def probed(self) -> list[str]:
+        """The conventions that were looked for in some column."""
+        return list(dict.fromkeys(found.name for c in self.columns if c.report for found in c.report.probed))
+
+    def bad(self) -> bool:
+        return any(column.bad() for column in self.columns)
+
+
+def made(columns: Sequence[Column], more: Sequence[str] = ()) -> Table:
+    """The table of some columns; its cases are those that any of them was asked."""
+    cases = tuple({v.case.id: v.case for c in columns for v in c.by_id.values()}.values())
+    return Table(cases, tuple(rows_of(cases, more)), tuple(columns))
+
+
+def reason(verdict: Verdict) -> str:
+    return " ".join(verdict.reasons) or "no reason given"
+
+
+def _grouped(pairs: Iterable[tuple[K, V]]) -> list[tuple[K, list[V]]]:
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return list(groups.items())

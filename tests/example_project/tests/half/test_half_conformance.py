@@ -1,0 +1,1 @@
+from refattn.conformance.test_attention import test_attention  # noqa: F401

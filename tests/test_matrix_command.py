@@ -1,0 +1,118 @@
+"""The command `refattn matrix`: runs that go on, files, exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import candidates
+import pytest
+
+from refattn import cli
+from refattn.matrix.columns import columns
+
+Run = Callable[..., tuple[int, str, str]]
+CASES = ("--case", "full-tiny-f32", "--case", "causal-tiny-f32")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("user")
+    candidates.install(path)
+    (path / "broken.py").write_text("raise RuntimeError('boom')\n")
+    (path / "counting.py").write_text(
+        "from my_kernel import honest\n"
+        "def attention(q, k, v, mask=None, scale=None):\n"
+        "    with open('calls', 'a') as file:\n"
+        "        file.write('x')\n"
+        "    from refattn import attention\n"
+        "    return attention(q, k, v, mask=mask, scale=scale).out.astype(q.dtype)\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        yield path
+
+
+@pytest.fixture
+def refattn(folder: Path, capfd: pytest.CaptureFixture[str]) -> Run:
+    def command(*arguments: object) -> tuple[int, str, str]:
+        try:
+            code = cli.main(["matrix", *map(str, arguments)])
+        except SystemExit as end:  # argparse
+            code = int(end.code or 0)
+        return (code, *capfd.readouterr())
+
+    return command
+
+
+def test_runs_are_kept_and_not_run_again(refattn: Run, folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    files = {name: tmp_path / f"matrix.{name}" for name in ("html", "markdown", "json", "junit")}
+    options = [x for name, path in files.items() for x in (f"--{name}", path)]
+    runs = tmp_path / "runs"
+    code, out, err = refattn("counting:attention", *CASES, "--runs", runs, *options)
+    assert code == 0, out + err
+    assert "counting:attention: counting:attention: 2 passed" in out and "counting:attention: 2 passed" in err
+    calls = (folder / "calls").read_text()
+    assert calls and "counting:attention" in files["html"].read_text(encoding="utf-8")
+    assert json.loads(files["json"].read_text())["cases"] == 2
+    assert ElementTree.parse(files["junit"]).getroot()[0].get("tests") == "2"
+    assert "✓ 2/2" in files["markdown"].read_text(encoding="utf-8")
+    assert "[matrix.html]" in files["markdown"].read_text(encoding="utf-8")
+
+    assert refattn("counting:attention", *CASES, "--runs", runs)[0] == 0
+    code, out, _ = refattn("--runs", runs)
+    assert code == 0 and "2 passed" in out and (folder / "calls").read_text() == calls
+
+    code, _, err = refattn("counting:attention", "--case", "mqa-f32", "--runs", runs)
+    assert code == 2 and "counting.attention.jsonl was made with" in err  # other cases
+
+
+def test_failures_and_what_cannot_be_loaded(refattn: Run, tmp_path: Path) -> None:
+    specs = ("my_kernel:ignores_masks", "my_kernel:honest", "broken:attention", "nosuchmodule:attention")
+    runs = tmp_path / "runs"
+    code, out, err = refattn(*specs, *CASES, "--runs", runs, "--jobs", 2)
+    assert code == 1, out + err
+    lines = out.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == list(specs)
+    assert "1 passed, 0 acceptable, 0 unsupported, 1 failed" in lines[0] and "2 passed" in lines[1]
+    assert lines[2].endswith("cannot be loaded") and lines[3].endswith("cannot be loaded")
+    found = {c.spec: c for c in columns(runs)}
+    assert "RuntimeError: boom" in found["broken:attention"].said and set(found) == set(specs)
+    picture = found["my_kernel:ignores_masks"].failures()[0].picture
+    assert picture is not None and picture["output"] == "out"
+    assert refattn("my_kernel:honest", *CASES, "--runs", runs)[0] == 0
+
+
+def test_a_library_that_is_missing_is_no_failure(
+    refattn: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    blocked = tmp_path / "blocked" / "sitecustomize.py"  # in the candidate's process torch is as good as missing
+    blocked.parent.mkdir()
+    blocked.write_text(
+        "from importlib import metadata\n"
+        "real = metadata.version\n"
+        "def version(name):\n"
+        "    if name == 'torch':\n"
+        "        raise metadata.PackageNotFoundError(name)\n"
+        "    return real(name)\n"
+        "metadata.version = version\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{blocked.parent}:{Path(cli.__file__).parents[1]}")
+    code, out, _ = refattn("torch", *CASES, "--runs", tmp_path / "runs")
+    assert (code, out) == (0, "torch: torch: not installed\n")
+    assert "torch is not installed: python -m pip install torch" in columns(tmp_path / "runs")[0].said
+
+
+@pytest.mark.parametrize("arguments, text", [
+    ((), "name implementations"),
+    (("--runs", "empty"), "--runs empty: no run is there"),
+    (("my_kernel:honest", "--row", "gqa+nonsense"), "row 'gqa+nonsense': 'nonsense' is not one of"),
+    (("my_kernel:honest", "--case", "nonsense"), "matches no case"),
+    (("my_kernel:honest", "--html", "no/such/folder.html"), "--html: no/such/folder.html cannot be written"),
+])  # fmt: skip
+def test_mistakes_of_the_caller(refattn: Run, arguments: tuple[str, ...], text: str) -> None:
+    code, out, err = refattn(*arguments)
+    assert code == 2 and out == "" and err.startswith("refattn: error: ") and text in err
