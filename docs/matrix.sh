@@ -6,6 +6,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-docs}
 refattn matrix \
-  torch torch-math torch-flash torch-mha torch-flex jax onnx onnxruntime onnxruntime-mha onnxruntime-gqa \
-  openvino tensorflow keras mlx tinygrad transformers transformers-sdpa triton flash_attn flashinfer xformers refattn \
+  torch torch-math torch-flash torch-mha torch-flex jax jax-flash onnx onnx-opset24 onnxruntime onnxruntime-mha onnxruntime-gqa \
+  openvino tensorflow keras mlx tinygrad triton transformers transformers-sdpa transformers-gemma2 transformers-gpt_oss \
+  flash_attn flashinfer xformers refattn \
   --runs "${RUNS:-runs}" --jobs "${JOBS:-1}" --html "$out/matrix.html" --markdown "$out/MATRIX.md" "$@"

@@ -222,11 +222,10 @@ def exit_code(report: Report) -> int:
 def _cases(arguments: argparse.Namespace) -> tuple[Case, ...]:
     """The cases, or the laws as cases."""
     given = [option for option in selection.given(arguments) if option != "--full"]
-    given += ["--captured"] if arguments.captured else []
     if arguments.case_json and given:
         raise CannotCheck(f"--case-json and {', '.join(given)} exclude each other")
     if arguments.captured:
-        return _captured(arguments.captured, [*given[:-1], *(["--laws"] if arguments.laws or arguments.law else [])])
+        return _captured(arguments)
     if arguments.laws or arguments.law:
         return _laws(arguments)
     if arguments.case_json:
@@ -254,15 +253,17 @@ def _laws(arguments: argparse.Namespace) -> tuple[Case, ...]:
     return found
 
 
-def _captured(path: Path, others: Sequence[str]) -> tuple[Case, ...]:
-    """The cases of a file of captured arrays, that make problems."""
+def _captured(arguments: argparse.Namespace) -> tuple[Case, ...]:
+    """The cases of a file of captured arrays, of the dtypes that are meant."""
     from .inputs import make
     from .inputs.captured import cases_of
 
+    others = [option for option in selection.given(arguments) if option != "--dtype"]
+    others += [f"--{name.replace('_', '-')}" for name in ("case_json", "laws", "law") if getattr(arguments, name)]
     if others:
-        raise CannotCheck(f"--captured and {', '.join(others)} exclude each other")
+        raise CannotCheck(f"--captured and {', '.join(others)} exclude each other; --dtype selects among its cases")
     try:
-        cases = cases_of(path)
+        cases = tuple(c for c in cases_of(arguments.captured) if not arguments.dtype or c.dtype in arguments.dtype)
         for case in cases:
             make(case)
     except (ValueError, TypeError) as error:

@@ -45,6 +45,8 @@ class Report:
     """which bug explains the failures that are not expected, in words"""
     smallest: str = ""
     """a test of the smallest problem found that fails, as Python"""
+    date: str = ""
+    """the day on which a recorded run began"""
     recorded: int = 0
     """how many of the verdicts are those of an earlier run"""
     again: int = 0
@@ -157,12 +159,13 @@ def _to_be_asked_again(cases: Sequence[Case], known: Mapping[Case, Verdict], rep
     failed = [case for case in cases if case in known and known[case].status == "failed"]
     if not failed:
         return []
-    from .diagnose import KEPT, SCORES
+    from .diagnose.suspects import KEPT, SCORES
 
     return [
         case
         for case in failed
         if case.id not in report.expected
+        and law_of(case) is None
         and any(not o.passed for o in known[case].outputs)
         and not any(note.startswith("undeclared") for note in known[case].notes)
         and case.B * case.H * case.Lq * case.Lk <= SCORES

@@ -304,10 +304,15 @@ def _undeclared(
     case = problem.case
     lengths = (case.q_lens, case.k_lens) != (None, None)
     beyond = ", unless it reads beyond the lengths, which is a bug" if lengths else ""
-    return tuple(
-        f"undeclared convention: {name}={value!r}{beyond if name.startswith('masked') else ''}"
-        for name, value in found.items()
-    )
+    more = {name: beyond + _infinite(problem, name) for name in found if name.startswith("masked")}
+    return tuple(f"undeclared convention: {name}={value!r}{more.get(name, '')}" for name, value in found.items())
+
+
+def _infinite(problem: Problem, convention: str) -> str:
+    """Says what leaks where it is no NaN."""
+    name = convention[-1]
+    only = not np.isnan(np.asarray(problem.logical[name], dtype=np.float64)).any()
+    return f" ({name} holds no NaN but infinity, and 0 times infinity is NaN)" if only else ""
 
 
 def _other_contract(

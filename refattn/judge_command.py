@@ -195,8 +195,16 @@ def _text(path: Path, asked: Question, found: Judgement) -> list[str]:
         lines.append(f"judged: {found.coverage}")
     if found.conventions:
         lines.append(f"acceptable, as declared: {as_fields(found.conventions)}")
-    lines.append("within bound" if found.status in ("passed", "acceptable") else "NOT within bound")
+    lines.append(("within bound" if found.status in ("passed", "acceptable") else "NOT within bound") + _share(found))
     return lines
+
+
+def _share(found: Judgement) -> str:
+    """What part of the rows the verdict is about, unless it is all."""
+    if found.coverage is None:
+        return ""
+    judged, whole = len(found.coverage.rows), found.coverage.of
+    return f", in the {judged:,} of {whole:,} rows that were judged ({judged / whole:.2g} of them)"
 
 
 def _cure(note: str) -> str:

@@ -94,8 +94,8 @@ class Question:
                 replace(o, index=(*o.index[:2], at[o.index[2]], *o.index[3:])) if o.index else o for o in outputs
             )
         known = {f.name: getattr(verdict, f.name) for f in fields(Verdict)} | {"outputs": outputs}
-        known["notes"] = (*verdict.notes, *_notes(problem, verdict, unjudged))
-        known["notes"] += Suspects().watch(verdict) if diagnose else ()
+        found = Suspects().watch(verdict) if diagnose else ()
+        known["notes"] = (*verdict.notes, *found, *_notes(problem, verdict, unjudged))
         return Judgement(**known, rms=rms, unjudged=unjudged, coverage=self.coverage)
 
 

@@ -11,6 +11,8 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
@@ -53,10 +55,10 @@ class Judges:
         at: dict[Connection[Any, Any], tuple[int, Case]] = {}
 
         def hand(judge: Connection[Any, Any]) -> None:
-            for number, case in todo:
+            for number, case in islice(todo, 1):
                 at[judge] = number, case
-                judge.send(case)
-                break
+                with suppress(OSError):  # one that has ended is found below
+                    judge.send(case)
 
         for judge in self._judges:
             hand(judge)

@@ -170,7 +170,9 @@ class Conventions:
     empty_lse: Literal["-inf", "+inf", "nan", "any"] = "-inf"
     """lse of a row that sees no key."""
     lse_base: Literal["e", "2"] = "e"
+    """the base of the logarithm in lse."""
     lse_sinks: Literal["included", "excluded"] = "included"
+    """whether the sinks' logits are in lse, as they are in the denominator."""
     deterministic: bool = True
     """the same call gives the same bits."""
     batch_invariant: bool = False

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import platform
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -115,7 +116,8 @@ class Record(Journal):
         self._file.seek(whole)
         self._expected = report.expected
         if not lines:
-            self._write(header)
+            report.date = time.strftime("%Y-%m-%d")
+            self._write(header | {"date": report.date})
             return {}
         for name, was, now in _differing(lines[0], header):
             cure = "name another file, or remove it"
@@ -129,7 +131,7 @@ class Record(Journal):
             line["expected_failure"] == self._expected.get(case.id) for case, line in self._kept.items()
         )
         self.complete = not found.interrupted and as_expected
-        report.probed = found.probed
+        report.probed, report.date = found.probed, found.date
         if self.complete:
             report.diagnosis, report.smallest = found.diagnosis, found.smallest
         return {v.case: v for v in found.verdicts}
@@ -218,6 +220,7 @@ def _processor() -> str:
 def _report(lines: Sequence[Line]) -> Report:
     header, last = lines[0], lines[-1]
     report = Report(header["spec"], description_of(header["implementation"]), header["seed"], header["cases"]["number"])
+    report.date = header.get("date", "")
     verdicts, expected = {}, {}
     for line in lines[1:]:
         if "case" in line:

@@ -56,8 +56,9 @@ def cases(
     `features`: words, or globs, of `refattn list` that a case may have, None = any: causal, window, gqa, "Lq!=Lk",
     softcap, bias, backward, "quant=*" ...; "mask" stands for all masks and their combinations.  `without`: those
     that it must not have.  `align`: of masks, top_left or bottom_right, None = both.  The others are what is
-    drawn from, the simplest first; D, the size of keys and values, is from 1 to 17 if it is None; a dtype of
-    narrow range gets "normal" for a family that it has no room for.
+    drawn from, the simplest first.  D, the size of keys and values, is from 1 to 17 if it is None.  Of the families
+    those named poisoned hold NaN where a kernel must not look; a dtype of narrow range gets "normal" for one that
+    it has no room for.
     """
     from hypothesis import strategies as st
 

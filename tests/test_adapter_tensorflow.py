@@ -62,7 +62,9 @@ def test_refused(adapter: Any, fields: dict[str, Any], reason: str) -> None:
     assert adapter.supports(small(**fields)) == reason
 
 
-@pytest.mark.parametrize(("adapter", "id"), [(ops, "full-f64"), (multi_head, "full-f64"), (attention, "scores-k-lens-f32")])
+@pytest.mark.parametrize(
+    ("adapter", "id"), [(ops, "full-f64"), (multi_head, "full-f64"), (attention, "scores-k-lens-f32")]
+)
 def test_what_is_known_to_fail_still_fails(adapter: Any, id: str) -> None:
     assert verdict(adapter, by_id(id)).status == "failed", "remove it from refattn/adapters/expected"
 

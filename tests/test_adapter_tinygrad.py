@@ -18,9 +18,12 @@ from tests.adapter_checks import BOTTOM, GRAD, TOP, judged, small  # noqa: E402
 
 @pytest.mark.parametrize(
     "fields",
-    [{"Hkv": 2, "mask": TOP, "want": GRAD | {"out"}}, {"mask": BOTTOM, "bias": BiasSpec("HQK", "float64"), "dtype": "float64"}],
+    [
+        {"Hkv": 2, "mask": TOP, "want": GRAD | {"out"}},
+        {"mask": BOTTOM, "bias": BiasSpec("HQK", "float64"), "dtype": "float64"},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_passes(fields: dict[str, Any]) -> None:
     case = small(**fields)
     assert judged(default, case) == "passed"

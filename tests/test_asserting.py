@@ -104,6 +104,15 @@ def test_what_makes_no_problem_is_refused_by_name(change: dict[str, Any], messag
         assert_attention(**{"out": right(), "q": Q, "k": K, "v": V, **change})
 
 
+def test_nothing_to_judge_is_right_if_its_shape_is() -> None:
+    q, out = Q[:, :, :0], right()[:, :, :0]
+    assert_attention(out, q, K, V)
+    with pytest.raises(ValueError, match=r"out.shape=\(2, 4, 9, 16\) must be \(2, 4, 0, 16\)"):
+        assert_attention(right(), q, K, V)
+    with pytest.raises(ValueError, match="none of the 1152 elements can be judged: .* q has 1,152 numbers"):
+        assert_attention(right() * np.nan, Q * np.nan, K, V)
+
+
 def test_torch_tensors_with_a_graph() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     q, k, v = (torch.from_numpy(x).requires_grad_() for x in (Q, K, V))

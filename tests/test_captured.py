@@ -170,12 +170,14 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.
     save_file(arrays(), tmp_path / "mine.safetensors", metadata={"case": '{"scale": 0.5}'})
     assert cli.main(["check", "--captured", "mine.safetensors"]) == 0
     assert "6 of 6 passed" in capfd.readouterr().out
+    assert cli.main(["check", "--captured", "mine.safetensors", "--dtype", "bfloat16"]) == 0
+    assert "2 of 2 passed" in capfd.readouterr().out
     assert cli.main(["check", "refattn.mutants:scale_ignored", "--captured", "mine.safetensors"]) == 1
     replay = next(line for line in capfd.readouterr().out.splitlines() if "replay: " in line)
     assert '"family": "captured:mine.safetensors#"' in replay
     for more, message in (
-        (["--laws"], "--captured and --laws exclude each other"), (["--dtype", "float32"], "--captured and --dtype"),
-        (["--case-json", "{}"], "--case-json and --captured exclude each other"),
+        (["--laws"], "--captured and --laws exclude each other"), (["--chapter", "masks"], "--captured and --chapter"),
+        (["--case-json", "{}"], "--captured and --case-json exclude each other"),
     ):  # fmt: skip
         assert cli.main(["check", "--captured", "mine.safetensors", *more]) == 2
         assert message in capfd.readouterr().err

@@ -211,3 +211,68 @@ def test_suspicious_is_not_failed() -> None:
     assert (honest.status, honest.suspicions) == ("passed", ())
     assert wrong.status == "passed" and any("scale" in text for text in wrong.suspicions)
     assert replace(wrong, suspicions=()) != wrong
+
+
+def _plain(c: Case) -> bool:
+    """Several entries and heads, and nothing else."""
+    usual = c.want == {"out", "lse"} and c.dtype == "float32" and type(c.storage).__name__ == "Dense"
+    return usual and c.mask is c.dropout is c.scale is None and c.family == "peaked" and c.B > 1 < c.H == c.Hkv
+
+
+SMALL = [c for c in CASES if _plain(c) and 0 < c.B * c.H * c.Lq * c.Lk < 2**12][:6]
+
+
+def in_a_part(name: str, part: Any) -> Function:
+    """The answer of a mutant where `part` says of indices b, h, i; the right one elsewhere."""
+    wrong, right = MUTANTS[name].implementation, Streaming()
+
+    def kernel(case: Case, given: Mapping[str, Any]) -> dict[str, Any]:
+        b, h, i = np.ogrid[: case.B, : case.H, : case.Lq]
+        at = np.broadcast_to(part(case, b, h, i), (case.B, case.H, case.Lq))
+        y, z = wrong(case, dict(given)), right(case, dict(given))
+        return {n: np.where(at if n == "lse" else at[..., None], y[n], z[n]) for n in ("out", "lse")}
+
+    return Function(kernel, "in a part", outputs=frozenset({"out", "lse"}))
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (lambda case, b, h, i: b > 0, "in all entries but the first alone"),
+        (lambda case, b, h, i: h == case.H - 1, "in the last head alone"),
+        (lambda case, b, h, i: i == 0, "of the rows the first alone"),
+    ],
+)
+def test_a_bug_in_a_part_alone_is_named_with_the_part(part: Any, words: str) -> None:
+    report = run(in_a_part("lse_base_2", part), SMALL)
+    assert report.counts()["failed"] == len(SMALL)
+    told = " ".join(report.diagnosis)
+    assert "base 2" in report.diagnosis[0] and words in told
+
+
+def test_tiles_may_differ_from_case_to_case() -> None:
+    """No single size of tiles explains all."""
+    mutant = MUTANTS["missing_rescale"]
+    kernels = [replace(mutant.implementation, schedule=replace(mutant.implementation.schedule, tile_k=n))
+               for n in (16, 32)]  # fmt: skip
+
+    def kernel(case: Case, given: Mapping[str, Any]) -> dict[str, Any]:
+        y: dict[str, Any] = dict(kernels[len(case.id) % 2](case, given))
+        return y
+
+    cases = [c for c in CASES if c.Lk > 36 and c.want == {"out", "lse"} and c.B * c.H * c.Lq * c.Lk < 2**12][::3][:12]
+    report = run(Function(kernel, "two sizes", outputs=frozenset({"out", "lse"})), cases)
+    told = " ".join(report.diagnosis)
+    assert "the output so far is not rescaled" in report.diagnosis[0] and "whatever the tiles" in told
+
+
+def test_infinity_that_leaks_is_not_called_nan() -> None:
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((1, 1, n, 8)) for n in (4, 6, 6))
+    v[0, 0, 5, 2] = np.inf
+    right = attention(q, k, v, mask=Window(2, 0, "top_left")).out
+    wrong = right.copy()
+    wrong[..., 2] = np.nan
+    found = judge_arrays(q, k, v, out=wrong, window=(2, 0, "top_left"))
+    note = next(n for n in found.notes if "masked_nan_v" in n)
+    assert "v holds no NaN but infinity" in note

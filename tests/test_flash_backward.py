@@ -15,6 +15,7 @@ import numba
 
 from refattn import streaming
 from refattn.case import BiasSpec, Case
+from refattn.draw import DIMS, NARROW
 from refattn.dtypes import FORMATS, round_to
 from refattn.flash import geometry, problem
 from refattn.flash.backward import BLOCK
@@ -24,7 +25,6 @@ from refattn.flash.problem import Problem
 from refattn.inputs import make
 from refattn.judge import ratios
 from refattn.masks import Causal, Dilated, Documents, Window
-from refattn.draw import DIMS, NARROW
 from refattn.truth import truth
 
 Array = np.ndarray[Any, Any]

@@ -49,10 +49,14 @@ FOUND: dict[str, tuple[Callable[[Case], bool], str]] = {
     "offset_in_32_bits": (lambda c: isinstance(c.storage, Strided), "within a head is 2**31 elements or more"),
     "tail_of_v_not_cleared": (lambda c: c.storage == USUAL[0].storage, "0 times NaN is NaN"),
     "lse_of_group_member": (lambda c: c.H > c.Hkv > 1, "written at the place of its place in the group"),
-    "early_return": (_no_keys, "not written in entries without keys"),
+    "early_return": (_no_keys, "not written, and what is there stays NaN: in entries without keys"),
     "hidden_is_finite": (_hides_rows, "Hidden logits are -1e9"),
     "softcap_after_mask": (lambda c: c.softcap is not None, "Hidden logits are -softcap"),
     "output_not_rescaled": (lambda c: c.Lk > 64 and not c.backward, "the output so far is not rescaled"),
+    "mask_row_stride": (lambda c: c.mask is not None and c.Lq != c.Lk and not c.backward, "The rows of a mask"),
+    "block_skipped_by_first_row": (
+        lambda c: "Causal" in repr(c.mask) and c.Lq > 1 and c.Lk > 32 and not c.backward, "that its first row sees"),
+    "nan_swallowed": (lambda c: c.family == "poisoned_pairs", "A logit that is NaN"),
     "dbias_averaged": (lambda c: "dbias" in c.want, "the mean over all that the bias is broadcast over"),
 }
 

@@ -25,7 +25,7 @@ from refattn.worker import CannotLoad
 
 WANT = frozenset({"out"})
 KERNEL = """
-import dataclasses, os, time
+import ctypes, dataclasses, os, time
 from pathlib import Path
 from my_kernel import solve
 from refattn.implementation import implementation
@@ -43,6 +43,8 @@ def precision(case):
 def attention(case, given):
     if case.id.startswith("slow"):
         Path("slow.began").write_text("")
+        if case.id == "slow-stuck":
+            ctypes.PyDLL(None).sleep(60)  # with the lock of the interpreter: no thread there can end it
         time.sleep(1.0 if case.id == "slow" else 60)
     if case.id == "kills-the-judge":
         os.kill(os.getppid(), 9)
@@ -85,7 +87,7 @@ def test_a_slow_case_holds_nobody_up_and_the_order_is_that_of_the_cases(folder: 
 def test_closing_ends_them_and_their_candidates(folder: Path) -> None:
     begin = time.monotonic()
     with Judges(2, "mine:attention", 60.0, None) as judges:
-        verdicts = judges.verdicts(enumerate(cases("a", "slow-very", "c")))
+        verdicts = judges.verdicts(enumerate(cases("a", "slow-stuck", "c")))
         assert {next(verdicts)[0], next(verdicts)[0]} == {0, 2}
         while not (folder / "slow.began").exists() and time.monotonic() < begin + 20:
             time.sleep(0.02)

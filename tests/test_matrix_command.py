@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -23,12 +27,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     candidates.install(path)
     (path / "broken.py").write_text("raise RuntimeError('boom')\n")
     (path / "counting.py").write_text(
-        "from my_kernel import honest\n"
+        "import time\n"
+        "from refattn import attention as true\n"
         "def attention(q, k, v, mask=None, scale=None):\n"
         "    with open('calls', 'a') as file:\n"
         "        file.write('x')\n"
-        "    from refattn import attention\n"
-        "    return attention(q, k, v, mask=mask, scale=scale).out.astype(q.dtype)\n"
+        "    return true(q, k, v, mask=mask, scale=scale).out.astype(q.dtype)\n"
+        "def slow(q, k, v, mask=None, scale=None):\n"
+        "    time.sleep(0.4)\n"
+        "    return true(q, k, v, mask=mask, scale=scale).out.astype(q.dtype)\n"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
@@ -68,6 +75,26 @@ def test_runs_are_kept_and_not_run_again(refattn: Run, folder: Path, tmp_path: P
 
     code, _, err = refattn("counting:attention", "--case", "mqa-f32", "--runs", runs)
     assert code == 2 and "counting.attention.jsonl was made with" in err  # other cases
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+def test_a_run_that_is_killed_ends_wholly_and_goes_on(refattn: Run, folder: Path, tmp_path: Path) -> None:
+    arguments = ["counting:slow", "--chapter", "basics", "--dtype", "float32", "--runs", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    process = subprocess.Popen([sys.executable, "-m", "refattn", "matrix", *arguments], cwd=folder, env=environment)
+    record = tmp_path / "counting.slow.jsonl"
+    end = time.monotonic() + 60
+    while not (record.is_file() and record.read_bytes().count(b"\n") > 3) and time.monotonic() < end:
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    before = columns(tmp_path)[0].report
+    assert before is not None and before.interrupted and 0 < len(before.verdicts) < before.selected
+    while True:  # the process that wrote it notices that it has no parent
+        code, out, err = refattn(*arguments)
+        if "another run writes it" not in err or time.monotonic() > end:
+            break
+    assert code == 0 and f"{before.selected} passed" in out, err
 
 
 def test_failures_and_what_cannot_be_loaded(refattn: Run, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import candidates
 import pytest
-from test_matrix import ABOUT, ABSENT, BROKEN, column, verdict
+from test_matrix import ABOUT, ABSENT, BROKEN, column, undiagnosed, verdict
 
 from refattn.case import Case
 from refattn.cases import CASES, FULL, by_id
@@ -77,9 +77,9 @@ class Reader(HTMLParser):
 def html() -> str:
     pytest.importorskip("jinja2")
     cases = [by_id(name) for name in SOME]
-    wrong = run("refattn.mutants:causal_top_left", cases, probing=True)
+    wrong = undiagnosed("refattn.mutants:causal_top_left", cases, probing=True)
     known = dataclasses.replace(wrong, spec="known", expected={v.case.id: f"known {EVIL}" for v in wrong.verdicts})
-    evil = dataclasses.replace(run(rude, cases[2:3]), spec=f"evil:{EVIL}")
+    evil = dataclasses.replace(undiagnosed(rude, cases[2:3]), spec=f"evil:{EVIL}")
     gpu = column([verdict(case, "unsupported", reason="needs a GPU") for case in cases], "flash-attn")
     honest = Column("honest", run(candidates.honest, cases, probing=True))
     columns = [honest, Column(wrong.spec, wrong), Column("known", known), Column(evil.spec, evil), gpu, ABSENT, BROKEN]
@@ -117,7 +117,7 @@ def test_what_a_candidate_says_is_text(html: str, read: Reader) -> None:
     assert "<script" not in html and "<img" not in html
     said = "".join(read.text)
     assert f"ValueError: {EVIL}" in said and f"known {EVIL}" in said and f"evil:{EVIL}" in said
-    assert "RuntimeError: <boom>" in said
+    assert "RuntimeError: <boom>" in said and __file__ not in said  # no frames
 
 
 def test_a_failing_cell_opens_to_the_element_the_map_and_the_histogram(html: str) -> None:

@@ -9,6 +9,7 @@ import candidates
 import pytest
 
 from refattn.cases import CASES
+from refattn.session import merged, summary
 
 pytest_plugins = ["pytester"]
 
@@ -128,7 +129,8 @@ def test_the_summary_of_a_failing_run_names_the_bug_and_the_conventions(pytester
         [
             "*= attention =*",
             "my_kernel:ignores_masks (causal always): 1 failed, 1 passed",
-            "found: *empty rows*",
+            "found: *",
+            "*empty rows*",
             "diagnosis: *",
         ]
     )
@@ -186,10 +188,22 @@ def test_marks_select(pytester: pytest.Pytester) -> None:
 
 def test_summary_under_xdist(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
-    arguments = ("-n", "2", "--attention", "my_kernel:ignores_masks", *SUITE, "-k", "causal-tiny or causal-f")
+    arguments = ("-n", "2", "--attention", "my_kernel:ignores_masks", *SUITE, *FEW)
     result = pytester.runpytest_subprocess(*arguments)
     result.stdout.fnmatch_lines(["*= attention =*", "my_kernel:ignores_masks (*", "found: *", "diagnosis: *"])
     assert result.stdout.str().count("found: ") == 1
+
+
+def test_what_several_processes_found_is_made_one() -> None:
+    one = {"name": "a:b", "about": "b 1", "counts": {"failed": 2, "passed": 3}, "found": ["lse base: e"]}
+    one |= {"mismatches": [], "diagnoses": [["a bug", "of all"]]}
+    other = {**one, "counts": {"failed": 1}, "diagnoses": [["another bug"]]}
+    found = merged([one, other, other, {**one, "name": "c:d", "diagnoses": [[]]}])
+    assert [summary(x) for x in found] == [
+        ["a:b (b 1): 4 failed, 3 passed", "found: lse base: e", "diagnosis: a bug", "           of all",
+         "diagnosis: another bug"],
+        ["c:d (b 1): 2 failed, 3 passed", "found: lse base: e"],
+    ]  # fmt: skip
 
 
 def test_with_xdist(pytester: pytest.Pytester) -> None:

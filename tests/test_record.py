@@ -20,10 +20,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refattn import diagnose
 from refattn.case import Case
 from refattn.cases import CASES, by_id
 from refattn.conform import Report, run
+from refattn.diagnose import suspects
 from refattn.diagnose.hypothesis import hypotheses
 from refattn.implementation import Implementation, implementation
 from refattn.judge import Output, Verdict
@@ -43,7 +43,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL and fcntl")
 def few_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them take a second for each failure."""
     few = tuple(h for h in hypotheses() if "causal_ignored" in h.name)
-    monkeypatch.setattr(diagnose, "hypotheses", lambda: few)
+    monkeypatch.setattr(suspects, "hypotheses", lambda: few)
 
 
 class Counted:

@@ -11,6 +11,7 @@ In 16 bits softmax_precision asks for a softmax in float32: without, its sum too
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,11 +42,10 @@ class OnnxAttention(Adapter):
     def refuses(self, case: Case) -> str | None:
         if case.scale is not None and case.scale < 0:
             return "scale<0"  # q and k are multiplied by its root, says the operator
-        if case.dtype == "float64" and any(
-            x is not None and x != float(np.float32(x)) for x in (case.scale, case.softcap)
-        ):
+        attributes = (case.softcap or 0.0, math.sqrt(case.scale or 0.0))  # the root is had in float32 too
+        if case.dtype == "float64" and any(x != float(np.float32(x)) for x in attributes):
             return "attribute beyond float32"
-        if isinstance(case.storage, Cache) and self.opset < 24 and len(set(case.lengths[1])) > 1:
+        if isinstance(case.storage, Cache) and self.opset < 24 and set(case.lengths[1]) != {case.Lk}:
             return "ragged cache"  # "only works correctly [...] where the past [...] do not contain padded tokens"
         return None
 

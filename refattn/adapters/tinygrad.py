@@ -48,6 +48,7 @@ class ScaledDotProductAttention(Adapter):
         if wanted:
             found = out.gradient(*(x[n] for n in wanted), gradient=Tensor(np.ascontiguousarray(given["dout"])))
             answer |= {"d" + n: g for n, g in zip(wanted, found, strict=True)}
+        Tensor.realize(*answer.values())  # all at once: they share kernels, and compiling takes the time
         return {n: a.numpy() for n, a in answer.items()}
 
 

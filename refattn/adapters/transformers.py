@@ -51,12 +51,11 @@ class ModelAttention(Adapter):
     def precision(self, case: Case) -> Precision:
         if not self.eager:
             return torch_sdpa.precision(case)
+        if case.dtype == "float32" or "sinks" in self.takes:
+            return preset(case.dtype)
         if case.dtype == "float64":
-            accumulate = "float64" if "sinks" in self.takes else "float32"
             source = f"{self.module}: softmax(dtype=torch.float32), whatever the inputs"
-            return replace(preset("float64"), accumulate=accumulate, source=source)
-        if case.dtype == "float32":
-            return preset("float32")
+            return replace(preset("float64"), accumulate="float32", source=source)
         flush = case.dtype == "bfloat16" and flushes()
         source = f"{self.module}: matmul, * scaling, softmax in float32, .to(query.dtype), matmul"
         return replace(eager(case.dtype), flush_subnormal=flush, source=f"{source}; {FLUSHED}" if flush else source)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import product
 from typing import Any
 
@@ -48,16 +48,22 @@ class Hypothesis:
     """what of its parameters matters to a case: hypotheses of one class that agree in it answer alike"""
     part: str = ""
     """"forward", "lse" or "backward" if it is wrong in that alone"""
-    elsewhere: tuple[Hypothesis, ...] = ()
-    """the same thing wrong in a part of the kernel alone"""
     family: Any = None
     """what it has in common with those that differ from it in the size of tiles or splits alone, if any do"""
     members: tuple[Hypothesis, ...] = ()
     """of a whole family: each case is explained by some of them"""
     made: type[Model] | None = None
     """the model that solves it"""
+    vague: bool = False
+    """it says what came out rather than why: others that explain as much are named before it"""
     narrow: int = 0
     """0, or what makes it less likely than others that explain as much: 1 it holds in a region alone, 2 a family"""
+
+    @cached_property
+    def elsewhere(self) -> tuple[Hypothesis, ...]:
+        """The same thing wrong in a part of the kernel alone."""
+        whole = self.made is not None and not self.part and not self.narrow and self.shows & FORWARD
+        return tuple(_parts(self, self.made)) if self.made is not None and whole else ()
 
     def __str__(self) -> str:
         return f"{self.what.rstrip('.')} ({self.name.split('[')[0]})"
@@ -79,7 +85,8 @@ def always(case: Case) -> bool:
 
 
 def kind(
-    when: Callable[..., bool] = always, shows: str = "", rounding: bool = False, same: Any = None, **values: Any
+    when: Callable[..., bool] = always, shows: str = "", rounding: bool = False, same: Any = None,
+    vague: bool = False, **values: Any,
 ) -> Callable[[type[Model]], type[Model]]:
     """Enters a wrong `Model`, once for each combination of `values`: mappings from words to values, or sequences.
 
@@ -96,11 +103,11 @@ def kind(
             name = model.__name__ + (f"[{', '.join(words.values())}]" if words else "")
             free = {n: FREE[n] for n in words if n in FREE}
             family = (model.__name__, doc.format(**words | free)) if free else None
-            whole = Hypothesis(
+            KINDS.append(Hypothesis(
                 name, doc.format(**words), _separates(when, made), frozenset(shows.split() or NAMES),
                 _solver(made), rounding, None if same is None else _same(made, same, words), family=family, made=made,
-            )  # fmt: skip
-            KINDS.append(replace(whole, elsewhere=tuple(_parts(whole, made)) if whole.shows & FORWARD else ()))
+                vague=vague,
+            ))  # fmt: skip
         return model
 
     return enter
@@ -113,14 +120,16 @@ def _parts(whole: Hypothesis, made: type[Model]) -> Iterator[Hypothesis]:
         ("lse", by_lse, "and the backward goes by it", whole.shows),
         ("backward", in_backward, "in the backward alone", frozenset[str]()),
     ):
-        if part == "backward" and not any(getattr(made, n, None) is not getattr(Model, n, None) for n in BACKWARD):
+        if part == "backward" and all(getattr(made, n) is getattr(Model, n) for n in BACKWARD):
             continue  # nothing of it is in the backward
         if part == "lse" or not whole.shows <= {"lse"}:
             what = f"{whole.what.rstrip('.')}, {where}"
+            family = None if whole.family is None else (*whole.family, where)
             yield replace(
                 whole, name=f"{whole.name}, {where}", what=what, shows=shows | frozenset(GRADIENTS),
                 solve=partial(solve, made), part=part,
-                same=None if whole.same is None else partial(_same_part, part, whole.same), family=None if whole.family is None else (*whole.family, where),
+                same=None if whole.same is None else partial(_same_part, part, whole.same),
+                family=family,
             )  # fmt: skip
 
 
@@ -192,7 +201,7 @@ def whole_family(family: Any) -> Hypothesis:
     rows = [h for row in KINDS for h in (row, *row.elsewhere) if h.family == family]
     what = f"{', '.join(family[1:]).replace('.,', ',').rstrip('.')}, whatever the tiles or splits of a case"
     return replace(
-        rows[0], name=f"{family[0]}[any]{rows[0].part}", what=what, members=tuple(rows), narrow=2, family=None, elsewhere=(),
+        rows[0], name=f"{family[0]}[any]{rows[0].part}", what=what, members=tuple(rows), narrow=2, family=None,
         same=None, made=None, separates=lambda case: any(h.separates(case) for h in rows),
     )  # fmt: skip
 

@@ -1,32 +1,30 @@
-"""Whether what a hypothesis returns is what was returned, and whether it would have been noticed where all is well."""
+"""Whether what a hypothesis returns is what was returned."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from ..case import GRADIENTS, Case
+from ..case import GRADIENTS
 from ..dtypes import FORMATS, round_to
-from ..inputs import make
 from ..judge import Verdict
 from ..memory import take_answer
-from ..precision import Precision, preset
-from ..truth import Expected, truth
+from ..precision import Precision
+from ..truth import Expected
+from .distances import capped, grown, largest_of_row, roundings, step
 from .hypothesis import Hypothesis
 from .model import LOG2E, Inputs, Model
 from .regions import KEYS, REGIONS, ROWS, within
 
-__all__ = ["HALF", "Match", "Trial", "would_be_noticed"]
+__all__ = ["FORWARD", "HALF", "Match", "Trial"]
 
 Array = np.ndarray[Any, Any]
-CLEAR = 4.0
-"""A passed case contradicts a hypothesis whose answer is so many radii off."""
 HALF = 0.5
 """Of the squared error, or of the failing cases: what names a bug explains at least so much."""
 NEAR = 0.3
@@ -114,8 +112,7 @@ class Trial:
         if h not in self.results and h.members:
             best = NONE
             for m in (m for m in h.members if m.separates(self.case)):
-                found = self.match(m)
-                best = max(best, found, key=lambda f: (f.nearly, f.share))
+                best = max(best, self.match(m), key=lambda f: (f.nearly, f.share))
                 if best.explains:
                     break
             self.results[h] = best
@@ -209,7 +206,7 @@ class Trial:
             units = np.where(free | (self.excused & np.isnan(got)), -1, units).ravel()
             at = np.argsort(units)[-32:]
             at = at[units[at] > 0.5]  # outside of the bound
-            found[name] = at, got.ravel()[at], _capped(wrong.ravel()[at])
+            found[name] = at, got.ravel()[at], capped(wrong.ravel()[at])
         return found
 
     @cached_property
@@ -225,7 +222,7 @@ class Trial:
             answer = exact[name].ravel()[at] if exact[name].shape == self.got[name].shape else got * np.nan
             with np.errstate(all="ignore"):
                 both = ~np.isfinite(answer) & ~np.isfinite(got)
-                off = np.where((answer == got) | both, 0, _capped(np.abs(answer - got)))
+                off = np.where((answer == got) | both, 0, capped(np.abs(answer - got)))
                 if (off > 0.97 * wrong).mean() > 0.8:
                     return True
         return False
@@ -275,10 +272,10 @@ class Trial:
         """How far off each element is from an answer and from the truth, how far it may be, and which ones count."""
         with np.errstate(all="ignore"):
             radius = np.maximum(expected.hi - expected.value, expected.value - expected.lo)
-            radius = _grown(exact, expected.value) * radius
-            radius = np.maximum(_largest_of_row(radius), 4 * _largest_of_row(np.abs(promised - exact)))
-            radius = np.maximum(radius, _roundings(self.contract) * _largest_of_row(np.abs(exact)))
-            radius = np.maximum(radius, _step(exact, expected.dtype))
+            radius = grown(exact, expected.value) * radius
+            radius = np.maximum(largest_of_row(radius), 4 * largest_of_row(np.abs(promised - exact)))
+            radius = np.maximum(radius, roundings(self.contract) * largest_of_row(np.abs(exact)))
+            radius = np.maximum(radius, step(exact, expected.dtype))
             off, wrong = np.abs(got - exact), np.abs(got - expected.value)
             same = (got == exact) | (np.isnan(got) & np.isnan(exact))
             same |= ~np.isfinite(got) & (np.abs(exact) > FORMATS[self.contract.accumulate].max)
@@ -286,57 +283,3 @@ class Trial:
             free = expected.ignored | (expected.nonfinite & ~np.isfinite(got))
             judged = ~free & ~(may_be_nan & np.isnan(got) & ~np.isnan(exact))
         return off, wrong, radius, judged
-
-
-def would_be_noticed(h: Hypothesis, case: Case) -> bool:
-    """Whether a kernel like this is far outside of the bound, in a case that passed."""
-    if h.members:
-        return False  # some of them may be what is there
-    inputs, expected = _passed(case)
-    try:
-        with np.errstate(all="ignore"):
-            exact = h.solve(inputs, preset(case.dtype, case.out_dtype) if h.rounding else None, frozenset(expected))
-    except Exception:  # as in Trial.match
-        return False
-    for name in (n for n in expected if n in exact):
-        e = expected[name]
-        with np.errstate(all="ignore"):
-            radius = np.maximum(e.hi - e.value, e.value - e.lo)
-            same = (exact[name] == e.value) | (np.abs(exact[name] - e.value) <= CLEAR * radius)
-        if not (same | e.ignored | e.nonfinite).all():
-            return True
-    return False
-
-
-@lru_cache(maxsize=64)
-def _passed(case: Case) -> tuple[Inputs, dict[str, Expected]]:
-    problem = make(case)
-    return Inputs(problem), truth(problem, preset(case.dtype, case.out_dtype))
-
-
-def _largest_of_row(x: Array) -> Array:
-    """The largest finite number of each row: a bug moves errors from one column to another."""
-    x = np.where(np.isfinite(x), x, 0.0)
-    return np.broadcast_to(x.max(-1, keepdims=True, initial=0.0), x.shape) if x.ndim else x
-
-
-def _capped(x: Array) -> Array:
-    return np.where(np.isnan(x), 1e300, np.minimum(x, 1e300))
-
-
-def _grown(x: Array, value: Array) -> float:
-    """How much larger than the truth an answer is, as its honest error may be; not less than 1."""
-    sizes = [float(np.abs(np.where(np.isfinite(a), a, 0)).max(initial=0)) for a in (x, value)]
-    return min(max(sizes[0] / sizes[1], 1.0), 100.0) if sizes[1] > 0 else 1.0
-
-
-def _roundings(contract: Precision) -> float:
-    """A few roundings of the accumulators, one of the weights: the least relative error that is granted a row."""
-    weights = 0.0 if contract.weights is None else FORMATS[contract.weights].u
-    return 16 * FORMATS[contract.accumulate].u + weights
-
-
-def _step(x: Array, dtype: str) -> Array:
-    """No less than the distance of neighbouring numbers of the format, at x."""
-    f = FORMATS[dtype]
-    return 2 * f.u * np.where(np.isfinite(x), np.abs(x), 0.0) + f.eta

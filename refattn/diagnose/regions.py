@@ -120,6 +120,14 @@ def _seen(how: Callable[[Array], Array]) -> Callable[[Inputs], Array]:
     return lambda x: how(x.visible.sum(-1))
 
 
+def _ragged(case: Case, b: Array, n: int) -> Array:
+    return np.asarray(np.array(case.lengths[1]) % n != 0)
+
+
+def _long(case: Case, b: Array, n: int) -> Array:
+    return np.asarray(np.array(case.lengths[1]) > n)
+
+
 BOTH: dict[str, dict[str, Callable[[Inputs], Array]]] = {
     "all entries but the first": _entries(lambda c, b: b > 0),
     "the first entry": _entries(lambda c, b: b == 0),
@@ -134,10 +142,9 @@ BOTH: dict[str, dict[str, Callable[[Inputs], Array]]] = {
     "the first key head": _key_heads(lambda c, h: h == 0),
     "the last key head": _key_heads(lambda c, h: h == c.Hkv - 1),
 } | {
-    f"entries whose last tile of {n} keys is not whole": _entries(lambda c, b, n=n: np.array(c.lengths[1]) % n != 0)
-    for n in SIZES
+    f"entries whose last tile of {n} keys is not whole": _entries(partial(_ragged, n=n)) for n in SIZES
 } | {
-    f"entries of more than {n} keys": _entries(lambda c, b, n=n: np.array(c.lengths[1]) > n) for n in SIZES
+    f"entries of more than {n} keys": _entries(partial(_long, n=n)) for n in SIZES
 }  # fmt: skip
 
 HEADS: dict[str, Callable[[Case, Array], Any]] = {
@@ -182,10 +189,15 @@ SEEN: dict[str, Callable[[Inputs], Array]] = {
     "rows that see one key": _seen(lambda n: n == 1),
     "rows that see all keys": lambda x: x.visible.sum(-1) == np.array(x.case.lengths[1])[:, None, None],
     "rows that do not see all keys": lambda x: x.visible.sum(-1) < np.array(x.case.lengths[1])[:, None, None],
+    "rows past the number of queries of the first entry": lambda x: np.arange(x.case.Lq) >= x.case.lengths[0][0],
+    "rows past the number of queries of the shortest entry": lambda x: np.arange(x.case.Lq) >= min(x.case.lengths[0]),
+    "rows past the number of keys": lambda x: np.arange(x.case.Lq) >= np.array(x.case.lengths[1])[:, None, None],
+    "rows before the first key, aligned at the last": lambda x: np.arange(x.case.Lq) < np.array(
+        x.case.lengths[0])[:, None, None] - np.array(x.case.lengths[1])[:, None, None],
     "rows that do not see the first key": lambda x: ~x.visible[..., :1].any(-1),
     "rows that see the first key": lambda x: x.visible[..., :1].any(-1),
 } | {
-    f"rows that see more than {n} keys": _seen(lambda k, n=n: k > n) for n in SIZES
+    f"rows that see more than {n} keys": _seen(partial(np.less, n)) for n in SIZES
 } | {
     f"rows that see nothing in the first tile of {n} keys": (
         lambda x, n=n: ~x.visible[..., :n].any(-1) & x.visible.any(-1)) for n in SIZES
@@ -215,7 +227,7 @@ COLUMNS: dict[str, Callable[[int], Array]] = {
 }  # fmt: skip
 
 REGIONS: tuple[Region, ...] = (
-    *(Region(words, **both) for words, both in BOTH.items()),
+    *(Region(words, both["rows"], both["keys"]) for words, both in BOTH.items()),
     *(Region(words, rows=_heads(how)) for words, how in HEADS.items()),
     *(Region(words, rows=how) for words, how in SEEN.items()),
     *(Region(f"of the rows {words}", rows=_places(how, 0)) for words, how in PLACES.items()),
@@ -240,8 +252,8 @@ def within(h: Hypothesis, region: Region) -> Hypothesis:
         return _mixed(y, z, region, inputs) | {n: y[n] + z[n] for n in GRADIENTS if n in y and n in z}
 
     return replace(
-        h, name=f"{h.name} in {region.words}", narrow=1, what=f"{h.what.rstrip('.')}: in {region.words} alone", solve=solve,
-        elsewhere=(), same=None, family=None, members=(), made=None,
+        h, name=f"{h.name} in {region.words}", narrow=1, solve=solve,
+        what=f"{h.what.rstrip('.')}: in {region.words} alone", same=None, family=None, members=(), made=None,
     )  # fmt: skip
 
 

@@ -7,26 +7,35 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import re
+import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from ..case import Case
 from ..conform import BadContract
 from ..expected import expected_failures, shipped
-from ..record import read, recorded_run
+from ..record import BadRecord, read, recorded_run
 from ..worker import CannotLoad
 from .table import Column
 
-__all__ = ["columns", "measure"]
+__all__ = ["CannotMeasure", "columns", "measure"]
+
+SPAWN = multiprocessing.get_context("spawn")
 
 SECONDS = 10.0
 """between two lines that say how far it is"""
 _MISSING = re.compile(r"\b(NotInstalled|ModuleNotFoundError|PackageNotFoundError): (.*)")
+
+
+class CannotMeasure(Exception):
+    """A run that cannot be made, or that ended; the text says which, and why."""
 
 
 def measure(
@@ -34,21 +43,43 @@ def measure(
 ) -> None:
     """Run the implementations, `jobs` at a time, each to its file in `folder`; what is there is not run again.
 
-    `options` are timeout, memory and seed of `refattn.record.recorded_run`, whose `BadRecord` is raised in the end.
+    `options` are timeout, memory and seed of `refattn.record.recorded_run`.  Raises `CannotMeasure` in the end.
     """
-    begin, errors = time.monotonic(), list[BaseException]()
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(_measure, spec, cases, folder, dict(options), probing): spec for spec in specs}
-        while running:
-            done, _ = wait(running, SECONDS, "FIRST_COMPLETED")
-            for future in done:
-                spec, error = running.pop(future), future.exception()
-                errors += [error] if error else []
-                _say(f"{spec}: {error or future.result()}, {time.monotonic() - begin:.0f} s")
-            if not done:
+    begin, errors, waiting = time.monotonic(), list[str](), list(specs)
+    running: dict[Any, tuple[str, Any]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                spec, (ours, theirs) = waiting.pop(0), SPAWN.Pipe()
+                process = SPAWN.Process(target=_measure, args=(theirs, spec, cases, folder, options, probing))
+                process.start()
+                theirs.close()
+                running[ours] = spec, process
+            ready = wait(list(running), SECONDS)
+            for pipe in ready:
+                spec, process = running.pop(pipe)
+                good, said = _result(pipe, process)
+                errors += [] if good else [f"{spec}: {said}"]
+                _say(f"{spec}: {said}, {time.monotonic() - begin:.0f} s")
+            if not ready:
                 _say(f"{_judged(folder, specs)} of {len(cases) * len(specs)} cases, {time.monotonic() - begin:.0f} s")
+    finally:
+        for _, process in running.values():  # it was interrupted: what they wrote is kept
+            process.kill()
+            process.join()
     if errors:
-        raise errors[0]
+        raise CannotMeasure("; ".join(errors))
+
+
+def _result(pipe: Any, process: Any) -> tuple[bool, str]:
+    """Whether a run was made, and what came of it."""
+    try:
+        result: tuple[bool, str] = pipe.recv()
+    except EOFError:
+        process.join()
+        return False, f"its run ended with exit code {process.exitcode}; run again to go on"
+    process.join()
+    return result
 
 
 def _say(text: str) -> None:
@@ -61,21 +92,35 @@ def _judged(folder: Path, specs: Sequence[str]) -> int:
     return sum(max(path.read_bytes().count(b"\n") - 2, 0) for path in files if path.is_file())
 
 
-def _measure(spec: str, cases: Sequence[Case], folder: Path, options: Mapping[str, Any], probing: bool) -> str:
-    """In a process of its own: one implementation; what came of it, in words."""
+def _measure(
+    pipe: Any, spec: str, cases: Sequence[Case], folder: Path, options: Mapping[str, Any], probing: bool
+) -> None:
+    """In a process of its own: one implementation; sends whether that was possible, and what came of it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     record, unloaded = _file(folder, spec), _file(folder, spec, ".unloaded.json")
     known = shipped(spec)
-    expected = {} if known is None else expected_failures(known, spec, cases)
     try:
+        expected = {} if known is None else expected_failures(known, spec, cases)
         report = recorded_run(spec, cases, record, expected=expected, probing=probing, shrinking=True, **options)
     except (CannotLoad, BadContract) as error:
         why, said = _why(spec, error)
         if not record.stat().st_size:
             record.unlink()
         unloaded.write_text(json.dumps({"spec": spec, "why": why, "said": said}))
-        return why
-    unloaded.unlink(missing_ok=True)
-    return ", ".join(f"{n} {status}" for status, n in report.counts().items())
+        pipe.send((True, why))
+    except BadRecord as error:
+        pipe.send((False, str(error)))
+    else:
+        unloaded.unlink(missing_ok=True)
+        pipe.send((True, ", ".join(f"{n} {status}" for status, n in report.counts().items())))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 def _why(spec: str, error: Exception) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from .. import selection
 from ..check_command import at_least_one, natural, positive
 
 if TYPE_CHECKING:
+    from ..case import Case
     from .table import Column, Table
 
 __all__ = ["FILES", "CannotDraw", "add_parser", "command"]
@@ -56,14 +57,19 @@ def add_parser(commands: Any, parents: Sequence[argparse.ArgumentParser]) -> arg
 def command(arguments: argparse.Namespace) -> int:
     """Run what is not there yet, write the files, say the totals; the exit code."""
     from ..record import BadRecord
+    from .columns import CannotMeasure
     from .table import made
     from .variants import joined
 
     try:
+        cases = selection.selected(arguments)
         for words in arguments.row:
             joined(words)
-        found = _columns(arguments)
-    except (BadRecord, ValueError) as error:
+    except ValueError as error:
+        raise CannotDraw(str(error)) from None
+    try:
+        found = _columns(arguments, cases)
+    except (BadRecord, CannotMeasure) as error:
         raise CannotDraw(str(error)) from None
     table = made(found, arguments.row)
     _write(arguments, table)
@@ -72,7 +78,7 @@ def command(arguments: argparse.Namespace) -> int:
     return 1 if table.bad() else 0
 
 
-def _columns(arguments: argparse.Namespace) -> list[Column]:
+def _columns(arguments: argparse.Namespace, cases: Sequence[Case]) -> list[Column]:
     from .columns import columns, measure
 
     specs = list(dict.fromkeys(arguments.implementations))
@@ -83,7 +89,6 @@ def _columns(arguments: argparse.Namespace) -> list[Column]:
         if not found:
             raise CannotDraw(f"--runs {arguments.runs}: no run is there; name implementations")
         return found
-    cases = selection.selected(arguments)
     options = {name: getattr(arguments, name) for name in ("timeout", "memory", "seed")}
     with tempfile.TemporaryDirectory(prefix="refattn-") as temporary:
         folder = arguments.runs or Path(temporary)

@@ -30,7 +30,7 @@ def as_markdown(table: Table, page: str = "") -> str:
     for group, rows in table.groups():
         lines.append(f"| **{_cell(group)}** |" + " |" * len(shown))
         for row, ids in rows:
-            lines.append(f"| {_cell(row.title)} | {' | '.join(_said(table.cell(ids, c)) for c in shown)} |")
+            lines.append(f"| {_cell(row.title)} | {' | '.join(_said(table.cell(row, ids, c)) for c in shown)} |")
     lines.append("| **Conventions found** |" + " |" * len(shown))
     for name in table.probed():
         found = [words(row.found) if row else "·" for row in (c.found(name) for c in shown)]
@@ -69,7 +69,7 @@ def as_json(table: Table) -> dict[str, Any]:
             "rows": [
                 {
                     "row": row.word, "title": row.title, "group": row.group, "cases": sorted(ids),
-                    "cells": {c.spec: _numbers(table.cell(ids, c)) for c in table.columns},
+                    "cells": {c.spec: _numbers(table.cell(row, ids, c)) for c in table.columns},
                 }
                 for row, ids in table.rows
             ],

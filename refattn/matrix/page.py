@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..judge import Verdict
 from ..report import as_fields, failure, suite_version, totals
@@ -113,9 +113,21 @@ def _failures(column: Column, anchor: str, told: int, drawn: int) -> dict[str, F
     report, found = column.report, dict[str, Failure]()
     for n, v in enumerate(column.failures()):
         known = report.expected.get(v.case.id, "") if report else ""
-        text = failure(v, column.spec, report.seed if report else 0) if n < told else ""
+        text = failure(_without_frames(v), column.spec, report.seed if report else 0) if n < told else ""
         found[v.case.id] = Failure(f"{anchor}.{v.case.id}", v, text, known, n < drawn and v.picture is not None)
     return found
+
+
+def _without_frames(verdict: Verdict) -> Verdict:
+    """Of an exception what it says, without the way that led there."""
+    return replace(verdict, reasons=tuple(map(_last_words, verdict.reasons)))
+
+
+def _last_words(reason: str) -> str:
+    head, traceback, rest = reason.partition("Traceback (most recent call last):\n")
+    lines = rest.split("\n")
+    frames = [n for n, line in enumerate(lines) if line.startswith("  ")]
+    return head + "\n".join(lines[frames[-1] + 1 :] or lines[-1:]) if traceback and frames else reason
 
 
 def _chapters(table: Table) -> dict[str, list[tuple[str, str]]]:

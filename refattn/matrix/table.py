@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeVar
 
@@ -52,15 +52,17 @@ class Column:
     @property
     def when(self) -> str:
         """The day on which the run began, if that is known."""
-        return str(getattr(self.report, "date", ""))
+        return self.report.date if self.report else ""
 
     @cached_property
     def not_run(self) -> str:
-        """Why nothing of it was judged: not installed, or the one reason for which it refused all, or ""."""
+        """Why nothing of it was judged: not installed, what it needs, or why it refused all; "" if something was."""
         verdicts = self.report.verdicts if self.report else []
-        reasons = {reason(v) for v in verdicts if v.status == "unsupported"}
-        refused = len(reasons) == 1 and all(v.status == "unsupported" for v in verdicts)
-        return self.why or (f"not run: {reasons.pop()}" if refused else "")
+        reasons = sorted({reason(v) for v in verdicts})
+        if self.why or any(v.status != "unsupported" for v in verdicts):
+            return self.why
+        needed = [why for why in reasons if why.startswith("needs ")] or reasons
+        return f"not run: {needed[0]}" if len(needed) == 1 else ""
 
     @cached_property
     def by_id(self) -> dict[str, Verdict]:
@@ -153,10 +155,13 @@ class Table:
     rows: tuple[tuple[Variant, frozenset[str]], ...]
     columns: tuple[Column, ...]
 
-    def cell(self, ids: frozenset[str], column: Column) -> Cell:
-        found = tuple(v for name, v in column.by_id.items() if name in ids)
-        known = column.report.expected if column.report else {}
-        return Cell(found, len(ids) - len(found), frozenset(known) & ids)
+    def cell(self, row: Variant, ids: frozenset[str], column: Column) -> Cell:
+        report = column.report
+        if report is None:
+            return Cell((), len(ids), frozenset())
+        returned = report.description.outputs
+        found = tuple(_of_row(row, v, returned) for name, v in column.by_id.items() if name in ids)
+        return Cell(found, len(ids) - len(found), frozenset(report.expected) & ids)
 
     def groups(self) -> list[tuple[str, list[tuple[Variant, frozenset[str]]]]]:
         """The rows by group, in their order."""
@@ -174,6 +179,16 @@ def made(columns: Sequence[Column], more: Sequence[str] = ()) -> Table:
     """The table of some columns; its cases are those that any of them was asked."""
     cases = tuple({v.case.id: v.case for c in columns for v in c.by_id.values()}.values())
     return Table(cases, tuple(rows_of(cases, more)), tuple(columns))
+
+
+def _of_row(row: Variant, verdict: Verdict, returned: frozenset[str]) -> Verdict:
+    """The verdict, or that it is none on this row: what that is about was not returned, and so not judged."""
+    judged = {o.name for o in verdict.outputs} or returned
+    lacking = [names for names in row.outputs if judged.isdisjoint(names)] if verdict.status != "unsupported" else []
+    if not lacking:
+        return verdict
+    why = f"returns no {' '.join(sorted(lacking[0] & verdict.case.want))}"
+    return replace(verdict, status="unsupported", reasons=(why,), outputs=(), conventions={})
 
 
 def reason(verdict: Verdict) -> str:

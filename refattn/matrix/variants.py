@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..case import Case
+from ..case import GRADIENTS, MATRICES, Case
 
 __all__ = ["ROWS", "Variant", "joined", "rows_of"]
 
@@ -21,13 +21,15 @@ Has = Callable[[Case, frozenset[str]], bool]
 class Variant:
     """A row: the word by which it is joined to others, its title, its group, and whether it is about a case.
 
-    `has` is asked of a case and of its features, which are thus found but once for all rows.
+    `has` is asked of a case and of its features, which are thus found but once for all rows.  A verdict belongs to the
+    row only if of each of `outputs` one of the names was judged.
     """
 
     word: str
     title: str
     group: str
     has: Has
+    outputs: tuple[frozenset[str], ...] = ()
 
 
 def _word(*words: str) -> Has:
@@ -154,7 +156,17 @@ _SHORT = {
 }  # fmt: skip
 """the words of a joined row that are not their own title"""
 
-_ALONE = {word: Variant(word, title, group, has) for group, rows in _SINGLE for word, title, has in rows}
+_OUTPUTS = {
+    "lse": {"lse"}, "matrices": MATRICES, "backward": GRADIENTS, "dbias": {"dbias"}, "dsinks": {"dsinks"},
+    "dscale": {"dscale", "dsoftcap"},
+}  # fmt: skip
+"""of a row about what is returned, its names"""
+
+_ALONE = {
+    word: Variant(word, title, group, has, (frozenset(_OUTPUTS[word]),) if word in _OUTPUTS else ())
+    for group, rows in _SINGLE
+    for word, title, has in rows
+}
 
 
 def joined(words: str) -> Variant:
@@ -168,7 +180,8 @@ def joined(words: str) -> Variant:
         raise ValueError(f"row {words!r}: {unknown[0]!r} is not one of {', '.join(_ALONE)}, joined by +")
     parts = [_ALONE[word] for word in words.split("+")]
     title = " + ".join(_SHORT.get(part.word, part.word) for part in parts)
-    return Variant(words, title, "Together", lambda case, words: all(part.has(case, words) for part in parts))
+    outputs = tuple(names for part in parts for names in part.outputs)
+    return Variant(words, title, "Together", lambda case, words: all(part.has(case, words) for part in parts), outputs)
 
 
 ROWS: tuple[Variant, ...] = (*_ALONE.values(), *map(joined, _TOGETHER))

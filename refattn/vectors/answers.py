@@ -1,4 +1,4 @@
-"""Judges answers by golden vectors: a file ID.safetensors of each case, with out, lse, dq, ... as the index has them."""
+"""Judges answers by golden vectors: a file ID.safetensors of each case, with out, lse, dq, ... as the index says."""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ with r = keep / (1 - dropout), and slope that of modifier and softcap.  What is 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -52,12 +54,17 @@ def nearest(exact: Array, t: Array, what: str) -> Array:
     return value.reshape(exact.shape) + 0.0
 
 
-def _precision() -> Any:
+@contextmanager
+def _precision() -> Iterator[None]:
     try:
         from flint import ctx
     except ImportError:
         raise ModuleNotFoundError("vectors are written with ball arithmetic: pip install python-flint") from None
-    return ctx.workprec(BITS)
+    before, ctx.prec = ctx.prec, BITS
+    try:
+        yield
+    finally:
+        ctx.prec = before
 
 
 def scale_of(case: Case) -> float:

@@ -6,14 +6,15 @@ them goes through exp, log and BLAS, which differ in the last bits; so it is the
 far more coarsely than these differ:
 
     q, k     multiples of 2**-16 of the power of two above the largest
-    the rest 14 bits; of a bias of ALiBi, whose slopes have a definition, those of its dtype
+    the rest 14 bits; of a bias of ALiBi, whose slopes have a definition, those of its dtype, at most 24
 
 and a case of which one number lies so near to the middle between two neighbours that last bits could
 turn it is refused, not drawn again: what would be refused here and not there would be no stream.
 q·k of such numbers is exact in float64, in whatever order it is added up: all scores of a row, and so
 which of them agree, are the same bits everywhere.
 
-Rows of q, k, v and dout beyond a length hold NaN: they are memory that nothing may read.
+Rows of q, k, v and dout beyond a length hold NaN: they are memory that nothing may read.  (Codes of quantised
+inputs have no NaN.)
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..case import Case
-from ..dtypes import FORMATS
+from ..dtypes import FORMATS, round_to
 from ..inputs import Problem, drawn, made
 from ..inputs.captured import PREFIX
 from ..rotary import Rotary, tables
@@ -86,7 +87,7 @@ def problem_of(case: Case) -> Problem:
         if name in "qk":
             arrays[name] = _on_grid(x, what), dtype
         elif name == "bias":
-            bits = FORMATS[dtype].bits if case.bias and "alibi" in case.bias.family else BITS
+            bits = min(FORMATS[dtype].bits, 24) if case.bias and "alibi" in case.bias.family else BITS
             arrays[name] = np.where(x < SENTINEL, x, _few_bits(x, bits, what)), dtype
         else:
             arrays[name] = _few_bits(x, BITS, what), dtype
@@ -94,7 +95,7 @@ def problem_of(case: Case) -> Problem:
         _one_unit_apart(case, arrays)
     if case.rotary is not None:
         _check_tables(case.rotary, case.Lk, f"{case.id}: cos or sin")
-    elif case.quant is None:
+    if case.quant is None:
         _canaries(case, arrays)
     return made(case, arrays)
 
@@ -135,7 +136,7 @@ def _one_unit_apart(case: Case, arrays: dict[str, tuple[Array, str]]) -> None:
     """The family `near_ties` is `peaked`, where every other key is the one before but for a unit in the last place."""
     k, dtype = arrays["k"]
     f = FORMATS[dtype]
-    k = k.copy()
+    k = round_to(k, dtype).copy()
     k[:, :, 1::2] = k[:, :, : case.Lk // 2 * 2 : 2]
     first = k[:, :, 1::2, :1]
     first += np.maximum(np.ldexp(1.0, np.frexp(first)[1] - f.bits), f.eta)

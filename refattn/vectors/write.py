@@ -33,7 +33,6 @@ def write(folder: Path, cases: Sequence[Case], onnx: bool = False, said: Callabl
     """
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty; pass a new folder")
-    (folder / "cases").mkdir(parents=True)
     entries = []
     for case in cases:
         if case.id in LEFT_OUT:
@@ -43,10 +42,12 @@ def write(folder: Path, cases: Sequence[Case], onnx: bool = False, said: Callabl
         tensors = tensors_of(problem, expected_of(problem, preset(case.dtype, case.out_dtype)))
         bound = "rigorous" if case.id in RIGOROUS else "sharp"
         entry, file = entry_of(case, tensors, preset(case.dtype, case.out_dtype), bound)
+        (folder / "cases").mkdir(parents=True, exist_ok=True)
         (folder / entry["file"]).write_bytes(file)
         entries.append(entry)
         if onnx and expressible(problem):
             write_node(folder / "onnx" / f"test_attention_{case.id}", problem)
+    folder.mkdir(parents=True, exist_ok=True)
     _write_text(folder / "index.json", index_of(entries))
     _write_text(folder / "schema.json", schema.text())
     _write_text(folder / "README.md", files(__package__).joinpath("README.md").read_text(encoding="utf-8"))

@@ -21,7 +21,7 @@ from ...masks import Causal, Window
 from ...precision import Conventions, Precision, preset
 from ..adapter import Adapter, hides, visible
 
-__all__ = ["default", "eager"]
+__all__ = ["FLUSHED", "default", "eager", "options_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -29,18 +29,20 @@ SOURCE = "jax/_src/nn/functions.py, _dot_product_attention_core: "
 FLOAT64 = f"{SOURCE}softmax is always carried out in fp32"
 ROUNDED = f"{SOURCE}probs and lse_residual are cast to key.dtype"
 
+FLUSHED = "XLA on CPUs flushes subnormal numbers (jax-ml/jax#16200, and jax's sharp bits)"
+
 
 @dataclass(frozen=True)
 class DotProductAttention(Adapter):
     jit: bool = True
 
     def precision(self, case: Case) -> Precision:
-        contract = replace(preset(case.dtype), lse=case.dtype)
+        contract = replace(preset(case.dtype), lse=case.dtype, flush_subnormal=True, source=FLUSHED)
         if case.dtype == "float64":
-            return replace(contract, accumulate="float32", source=FLOAT64)
+            return replace(contract, accumulate="float32", source=f"{FLOAT64}; {FLUSHED}")
         if case.dtype == "float32":
             return contract
-        return replace(contract, weights_normalised=True, source=ROUNDED)
+        return replace(contract, weights_normalised=True, source=f"{ROUNDED}; {FLUSHED}")
 
     def __call__(self, case: Case, given: Mapping[str, Any]) -> Mapping[str, Any]:
         import jax
@@ -50,7 +52,7 @@ class DotProductAttention(Adapter):
         if case.backward and "dscale" in case.want:
             scale = case.D**-0.5 if case.scale is None else case.scale
             x["scale"] = np.asarray(scale, np.float64 if case.dtype == "float64" else np.float32)
-        options = _options(case)
+        options = options_of(case)
         dout = given["dout"].swapaxes(1, 2) if "dout" in given else None
         mask = options.pop("mask", None)
 
@@ -72,10 +74,12 @@ class DotProductAttention(Adapter):
         with jax.default_device(cpu), jax.enable_x64(case.dtype == "float64"):
             found = (jax.jit(run) if self.jit else run)(x, mask, dout)
             answer = {n: np.array(y) for n, y in found.items()}
+        if "dscale" in answer:  # of the scores, which are float32 in the softmax
+            answer["dscale"] = answer["dscale"].astype(np.float32)
         return {n: y if y.ndim == 0 or n == "dbias" else y.swapaxes(1, 2) for n, y in answer.items()}
 
 
-def _options(case: Case) -> dict[str, Any]:
+def options_of(case: Case) -> dict[str, Any]:
     """What realises mask and lengths."""
     options: dict[str, Any] = {}
     if isinstance(case.mask, Causal) and case.mask.align == "top_left":

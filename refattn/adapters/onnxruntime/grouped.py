@@ -61,7 +61,7 @@ class GroupQueryAttention(Adapter):
     def __call__(self, case: Case, given: Mapping[str, Any]) -> Mapping[str, Any]:
         options = _options(case)
         feeds = _feeds(case, given)
-        if not options["causal"]:
+        if case.mask is not None and not options["causal"]:
             feeds["attention_bias"] = additive(case, given)
         elif "bias" in given:
             feeds["attention_bias"] = np.broadcast_to(given["bias"], (*given["bias"].shape[:2], case.Lq, case.Lk))
@@ -130,14 +130,17 @@ def _feeds(case: Case, given: Mapping[str, Any]) -> dict[str, Array]:
 
 def _entry(feeds: Mapping[str, Array], b: int, lq: int, lk: int) -> dict[str, Array]:
     """What goes in for one batch entry."""
-    one = {n: x if n in ("sinks", "cos", "sin") else x[b : b + 1] for n, x in feeds.items()}
+    one = {n: x if n in ("sinks", "cos", "sin") else x[b % len(x) :][:1] for n, x in feeds.items()}
     one |= {n: one[n][:, :lq] for n in "qkv"}
-    return one | {"attention_bias": one["attention_bias"][:, :, :lq, :lk]}
+    return one | {n: one[n][:, :, :lq, :lk] for n in ("attention_bias",) if n in one}
 
 
 def _call(options: dict[str, Any], feeds: dict[str, Array]) -> dict[str, Array]:
     outputs = ["out", "present_k", "present_v", *(["weights"] if "qk_output" in options else [])]
-    feeds = feeds | {"total": np.array(feeds["seqlens_k"].max(initial=feeds["k"].shape[1] - 1) + 1, np.int32)}
+    total = int(feeds["seqlens_k"].max(initial=feeds["k"].shape[1] - 1)) + 1
+    feeds = feeds | {"total": np.array(total, np.int32)}
+    if "attention_bias" in feeds:
+        feeds["attention_bias"] = feeds["attention_bias"][..., :total]
     return contrib("GroupQueryAttention", INPUTS, outputs, options, feeds)
 
 

@@ -6,6 +6,7 @@ Without a GPU it runs in Triton's interpreter, on the CPU.  Of masks it has the 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from ...case import Case
 from ...exchange import from_torch, to_torch
 from ...masks import Causal
-from ...precision import Conventions
+from ...precision import Conventions, Unsupported
 from ..adapter import Adapter, hides
 
 __all__ = ["default"]
@@ -33,7 +34,10 @@ class Flash(Adapter):
     def __call__(self, case: Case, given: Mapping[str, Any]) -> Mapping[str, Any]:
         device = _device()
         if device == "cpu":
-            os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
+            if "triton" not in sys.modules:
+                os.environ["TRITON_INTERPRET"] = "1"
+            if os.environ.get("TRITON_INTERPRET") != "1":
+                raise Unsupported("triton was imported without TRITON_INTERPRET=1")
         from .kernel import attention
 
         usual = case.D**-0.5 if case.D else 1.0

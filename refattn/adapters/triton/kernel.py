@@ -15,7 +15,7 @@ __all__ = ["attention"]
 
 
 @triton.jit
-def forward(
+def forward(  # type: ignore[no-untyped-def]
     Q, K, V, OUT, LSE, scale, H, group, Lq, Lk, D, Dv, offset,
     CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip

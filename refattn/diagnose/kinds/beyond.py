@@ -13,8 +13,8 @@ from ...visibility import Mask
 from ..hypothesis import kind
 from ..model import Array, Model
 from .alignment import Asked
-from .storage import _in
 from .bounds import Bounds
+from .storage import _in
 
 __all__: list[str] = []
 
@@ -100,8 +100,9 @@ class keys_taken(Model):
         case, handed, j = self.given, self.inputs.handed(), np.arange(self.total())
         memory = handed[name]
         if case.quant is not None:  # what is unused holds the largest code, or NaN where there is one
-            more = np.full((*x.shape[:2], len(j) - case.Lk, x.shape[3]), np.nan)
-            return np.where((j < np.array(case.lengths[1])[:, None])[:, None, :, None], np.append(x, more, 2), np.nan)
+            largest = handed[f"{name}_scale"][:, :, -1:] * 127.0 if case.quant.kind == "int8" else np.nan
+            more = np.zeros((*x.shape[:2], len(j) - case.Lk, x.shape[3]))
+            return np.where((j < np.array(case.lengths[1])[:, None])[:, None, :, None], np.append(x, more, 2), largest)
         if isinstance(case.storage, Paged):
             size = case.storage.page_size
             return np.asarray(memory[_in(handed["block_table"].astype(np.int64), j // size), j % size].swapaxes(1, 2))

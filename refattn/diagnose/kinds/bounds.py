@@ -10,7 +10,7 @@ import numpy as np
 from ...case import Case
 from ..model import Array, Model
 
-__all__ = ["KEYS", "ROWS", "SAME", "Bounds", "hides", "packs"]
+__all__ = ["KEYS", "ROWS", "SAME", "Bounds", "hides"]
 
 KEYS = (16, 32, 64, 128)
 ROWS: dict[str, tuple[int, bool]] = {str(n): (n, False) for n in (1, 16, 32, 64, 128)}
@@ -19,18 +19,13 @@ ROWS |= {f"{n} packed": (n, True) for n in (16, 32, 64, 128)}
 
 
 def _reach(case: Case, how: Any) -> tuple[int, bool]:
-    """What tiles of rows come to: those of more rows than there are are all alike."""
+    """What tiles of rows come to: those of all rows there are are alike, and there may be nothing to pack."""
     rows, packed = how.rows
     group = max(1, case.H // max(1, case.Hkv)) if packed else 1
-    return (min(rows, case.Lq * group), packed) if case.Lq * group > rows else (0, False)
+    return (rows, group > 1) if case.Lq * group > rows else (0, group > 1)
 
 
 SAME = ("rows", _reach)
-
-
-def packs(case: Case, how: Any) -> bool:
-    """Whether there is something to pack, if it packs."""
-    return not how.rows[1] or case.H > case.Hkv
 
 
 def hides(case: Case) -> bool:
@@ -50,7 +45,7 @@ class Bounds(Model):
         some = seen.any(-1)
         return np.where(some, seen.argmax(-1), n), np.where(some, n - seen[..., ::-1].argmax(-1), 0)
 
-    def of_tile(self, x: Array, how: Callable[[Array], Array]) -> Array:
+    def of_tile(self, x: Any, how: Callable[[Any], Any]) -> Array:
         """(B, H, Lq): one row's bound, for all rows of its tile; `how` takes an array (..., rows of a tile)."""
         rows, packed = self.rows
         together = self.packed_rows(x) if packed else x

@@ -12,7 +12,7 @@ __all__ = ["CUTS", "SAME", "Cut", "chunks"]
 
 Cut = Callable[[int, int], tuple[int, ...]]
 """of the number of keys of an entry, and of the longest, where each part but the first begins"""
-NUMBERS, TILES = (2, 3, 4, 8), (16, 32, 64, 128)
+NUMBERS, TILES = (2, 4, 8), (16, 32, 64, 128)
 
 
 def _sized(n: int, most: int, size: int) -> tuple[int, ...]:

@@ -9,7 +9,8 @@ import numpy as np
 from ...dtypes import FORMATS, round_to
 from ..hypothesis import always, kind
 from ..model import LOG2E, Array, Model, safe
-from .online import Base, State
+from .loops import State
+from .maxima import Base
 from .roundings import TO, _applies, lowered
 
 __all__: list[str] = []

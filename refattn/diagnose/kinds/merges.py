@@ -9,7 +9,7 @@ import numpy as np
 from ..hypothesis import kind
 from ..model import LOG2E, Array, Model, safe
 from .cuts import CUTS, SAME, Cut, chunks
-from .online import State
+from .loops import State
 
 __all__: list[str] = []
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from ...case import Cache, Case
 from ..hypothesis import kind
-from ..model import LN2, LOG2E, Array, Inputs, Model
-from .bounds import ROWS, Bounds, hides, packs
+from ..model import LN2, LOG2E, Array, Model
+from .bounds import ROWS, SAME, Bounds, hides
 
 __all__: list[str] = []
 
-SIZES = (4, 8, 16, 32, 64, 128)
+SIZES = (8, 16, 32, 64, 128)
 Where = Callable[[Case, Array], Array]
 """(case, numbers of keys (B, 1)) -> which of the keys (B, Lk) it is about"""
 
@@ -165,9 +165,12 @@ WHERE: dict[str, Where] = {
     "every other key": lambda c, n: (_j(c) % 2 == 1) & (n > 0),
     "the second half of the keys": lambda c, n: _j(c) >= n // 2,
     "the first half of the keys": lambda c, n: _j(c) < n // 2,
-    "the keys of the cache, not the new ones,": lambda c, n: _j(c) < _past(c, n) if isinstance(c.storage, Cache)
+    "the keys of the cache, not the new ones": lambda c, n: _j(c) < _past(c, n) if isinstance(c.storage, Cache)
     else _j(c) < 0 * n,
-    "the new keys, not those of the cache,": lambda c, n: _j(c) >= _past(c, n),
+    "the new keys, not those of the cache": lambda c, n: _j(c) >= _past(c, n),
+    "keys past the length of the first entry": lambda c, n: _j(c) >= n[:1] + 0 * n,
+    "keys past the length of the shortest entry": lambda c, n: _j(c) >= n.min() + 0 * n,
+    "keys past the number of queries": lambda c, n: _j(c) >= np.array(c.lengths[0])[:, None],
 } | {
     f"the first {m} keys": (lambda c, n, m=m: (_j(c) < m) & (n > m)) for m in SIZES
 } | {
@@ -208,7 +211,7 @@ class Mixed(Bounds):
         vars(self).update({n: getattr(right, n) for n in ("case", "q", "before", "capped")}, x=dict(right.x))
         at = self.inside()
         vars(self).update({n: np.where(at, getattr(wrong, n), getattr(right, n)) for n in ("seen", "qk", "s", "t")})
-        self.keep = None if right.keep is None else np.where(at, wrong.keep, right.keep)
+        self.keep = None if right.keep is None or wrong.keep is None else np.where(at, wrong.keep, right.keep)
         self.k, self.v = right.k, right.v
         if at.shape[2] == 1:
             keys = np.broadcast_to(at, (*at.shape[:3], self.given.Lk)).swapaxes(2, 3)
@@ -228,13 +231,12 @@ def _keys(case: Case, how: Any) -> Array:
 
 
 def _some(case: Case, how: Any) -> bool:
-    at = _keys(case, how)
-    return how.what[1](case) and bool(at.any()) and not bool(at.all())
+    return how.what[1](case) and bool(_keys(case, how).any())
 
 
 @kind(_some, same=("where", lambda case, how: _keys(case, how).tobytes()), what=WRONG, where=WHERE)
 class some_keys(Mixed):
-    """Of {where} of an entry {what}."""
+    """Of an entry, {where}: {what}."""
 
     where: Where
 
@@ -243,14 +245,14 @@ class some_keys(Mixed):
 
 
 @kind(
-    lambda case, how: hides(case) and packs(case, how) and case.Lk > how.keys and how.what[1](case),
+    lambda case, how: hides(case) and case.Lk > how.keys and how.what[1](case),
     what={words: WRONG[words] for words in (
         "they are left out", "the mask is not applied", "the bias is not applied", "softcap is not applied",
         "the scale is not applied", "the scale is applied twice", "log2(e) is not applied", "they count twice",
         "dropout is not applied",
     )},
     how={"cuts": True, "does not cut": False}, rows={words: ROWS[words] for words in ("1", "16", "64", "64 packed")},
-    keys=(16, 32, 64, 128),
+    keys=(16, 32, 64, 128), same=SAME,
 )  # fmt: skip
 class some_tiles(Mixed):
     """In tiles of {rows} rows and {keys} keys that the mask {how}: {what}."""
@@ -271,7 +273,7 @@ class some_tiles(Mixed):
 @kind(_some, same=("where", lambda case, how: _keys(case, how).tobytes()), where=WHERE,
       what={"left out of the sum": (Model, _always)})  # fmt: skip
 class some_keys_of_sum(Model):
-    """{where} of an entry: they are {what}, and count in the output."""
+    """Of an entry, {where}: they are {what}, and count in the output."""
 
     where: Where
     what = (Model, _always)

@@ -11,7 +11,7 @@ from ...case import Case
 from ...dtypes import FORMATS, round_to
 from ..hypothesis import always, kind
 from ..model import LOG2E, Array, Model, safe
-from .online import PLAIN, Loop, State, Tiled, loops
+from .loops import LOOPS, PLAIN, SPLIT, State, Tiled, loops
 
 __all__: list[str] = []
 
@@ -128,9 +128,6 @@ class weights_rounded(Model):
         return cut(x, named(self.to, self.given)) if self.what else lowered(x, self.to, self.given)
 
 
-WEIGHTS = loops(*PLAIN, *(Loop(n, back, s) for n in SIZES for back in (False, True) for s in (2, 4)))
-
-
 class OfTile(Tiled):
     what, to = 0, ""
 
@@ -143,10 +140,10 @@ class OfTile(Tiled):
 
 @kind(
     lambda case, how: _applies(case, how) and case.Lk > how.loop.tile, rounding=True, what={"rounded": 0, "cut": 1},
-    to=(*TO, "float8_e4m3fn", "float8_e5m2"), loop=WEIGHTS,
+    to=(*TO, "float8_e4m3fn", "float8_e5m2"), loop=LOOPS,
 )  # fmt: skip
 class weights_of_loop_rounded(OfTile):
-    """From tile to tile, {loop}, weights, relative to the maximum so far, are {what} to {to}."""
+    """From tile to tile of {loop}, weights, relative to the maximum so far, are {what} to {to}."""
 
 
 @kind(
@@ -194,13 +191,13 @@ STATE = {"the running output is": (2,), "the row sum is": (1,), "the maximum is"
 
 
 @kind(
-    _applies, rounding=True, tile=SIZES, what=STATE,
-    how={"rounded": lambda x, to: round_to(x, to), "cut": cut}, to=TO,
+    _applies, rounding=True, what=STATE, how={"rounded": lambda x, to: round_to(x, to), "cut": cut}, to=TO,
+    loop=loops(*PLAIN[1:]),
 )  # fmt: skip
 class state_rounded(Tiled):
-    """From tile to tile of {tile} keys {what} {how} to {to}."""
+    """From tile to tile of {loop}, {what} {how} to {to}."""
 
-    tile, what, to = 64, (2,), ""
+    what, to = (2,), ""
     how: Callable[[Array, str], Array]
 
     def next(self, state: State, m: Array, shrink: Array, total: Array, product: Array) -> State:
@@ -210,12 +207,11 @@ class state_rounded(Tiled):
         return m, z, o
 
 
-@kind(_applies, rounding=True, tile=SIZES, to=TO)
-class output_rounded_from_the_last(state_rounded):
-    """From tile to tile of {tile} keys, the last one first, the running output is rounded to {to}."""
+@kind(_applies, rounding=True, to=TO, loop=loops(*SPLIT))
+class output_rounded_in_splits(state_rounded):
+    """From tile to tile of {loop}, the running output is rounded to {to}."""
 
     how = staticmethod(round_to)
-    backwards = True
 
 
 @kind(_applies, rounding=True, tile=SIZES, to=TO)

@@ -160,3 +160,21 @@ class nan_swallowed(Model):
         lost = np.isnan(t) & self.seen
         self.seen = self.seen & ~(lost & np.isinf(self.to))
         return super().hide(np.where(lost, self.to, t))
+
+
+@kind(_hides, shown={"and in lse": True, "and not in lse": False},
+      weights={"all keys of an entry": False, "all keys up to Lk": True})  # fmt: skip
+class hidden_in_sum(Model):
+    """Hidden keys are left out of the output alone: {weights} count in the row sum, {shown}."""
+
+    shown, weights = True, False
+
+    def attend(self, t: Array) -> tuple[Array, Array, Array]:
+        m, z, o = super().attend(t)
+        there = np.asarray(dataclasses.replace(self.case.visibility, mask=None).tile()) | self.weights
+        self.right = m, z
+        logits = self.logits(self.s)
+        return m, np.where(there, np.exp(logits - safe(m)[..., None]), 0).sum(-1), o
+
+    def log(self, m: Array, z: Array) -> Array:
+        return super().log(m, z) if self.shown else super().log(*self.right)

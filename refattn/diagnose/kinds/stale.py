@@ -65,3 +65,27 @@ class mask_of_another_tile(Model):
         j = np.arange(n) + self.by * self.tile
         there = (np.arange(n) < np.array(self.case.lengths[1])[:, None])[:, None, None]
         return np.where((j >= 0) & (j < n), seen[..., np.clip(j, 0, n - 1)], False) & there
+
+
+INSIDE = {"next one": 1, "one before": -1, "one at its end, in reverse": 0}
+
+
+@kind(_tiles, of=OF, to=INSIDE, tile=(16, 32, 64, 128))
+class turned_in_tile(Model):
+    """In each tile of {tile} keys {of} of a key are those of the {to}, around the tile's end."""
+
+    of: tuple[str, ...] = ("k",)
+    to, tile = 1, 64
+
+    def arrays(self) -> dict[str, Array]:
+        x = super().arrays()
+        return x | {n: self.turned(x[n], 2 if n in "kv" else 3) for n in self.of if n in x}
+
+    def turned(self, x: Array, axis: int) -> Array:
+        n = x.shape[axis]
+        place = np.arange(n) % self.tile
+        other = self.tile - 1 - place if self.to == 0 else (place + self.to) % self.tile
+        at = np.arange(n) - place + other
+        y = np.take(x, np.minimum(at, n - 1), axis)
+        beyond = (at >= n).reshape([-1 if a == axis else 1 for a in range(x.ndim)])
+        return np.where(beyond, np.zeros((), x.dtype), y)

@@ -8,8 +8,8 @@ import numpy as np
 
 from ...case import Case
 from ..hypothesis import kind
-from ..model import Array, Model, safe
-from .online import SIZES, State, Tiled
+from ..model import Array, safe
+from .loops import SIZES, State, Tiled
 
 __all__: list[str] = []
 

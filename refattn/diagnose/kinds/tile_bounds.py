@@ -10,7 +10,7 @@ import numpy as np
 from ...case import Case
 from ..hypothesis import kind
 from ..model import Array
-from .bounds import KEYS, ROWS, SAME, Bounds, hides, packs
+from .bounds import KEYS, ROWS, SAME, Bounds, hides
 
 __all__: list[str] = []
 
@@ -18,7 +18,7 @@ SOME = {words: rows for words, rows in ROWS.items() if rows[0] > 1}
 
 
 def _bounded(case: Case, how: Any) -> bool:
-    return hides(case) and case.Lk > 1 and packs(case, how)
+    return hides(case) and case.Lk > 1
 
 
 @kind(_bounded, same=SAME, rows=SOME, keys=KEYS)
@@ -109,7 +109,10 @@ class edge_not_masked(Bounds):
         return seen | ((self.edge[0] & before | self.edge[1] & after) & some & real)
 
 
-@kind(lambda case, how: case.Lk > how.keys and packs(case, how), same=SAME, rows=ROWS, keys=KEYS, end={"first": 0, "last": -1})
+@kind(
+    lambda case, how: case.Lk > how.keys, same=SAME, rows=ROWS, keys=KEYS,
+    end={"first": 0, "last": -1},
+)  # fmt: skip
 class tile_lost(Bounds):
     """Of the key tiles of {keys} that {rows} queries see, the {end} one is left out."""
 
@@ -126,7 +129,7 @@ class tile_lost(Bounds):
 
 def _with_offset(case: Case, how: Any) -> bool:
     uneven = any(lq != lk for lq, lk in zip(*case.lengths, strict=True))
-    return packs(case, how) and hides(case) and uneven and "bottom_right" in repr(case.mask)
+    return hides(case) and uneven and "bottom_right" in repr(case.mask)
 
 
 @kind(
@@ -151,7 +154,10 @@ class bound_without_offset(Bounds):
         return seen & (j < self.up(self.of_tile(last, lambda x: x.max(-1)))[..., None])
 
 
-@kind(lambda case, how: case.mask is not None and packs(case, how), same=SAME, rows=SOME, keys=KEYS, row={"first": 0, "last": -1})
+@kind(
+    lambda case, how: case.mask is not None, same=SAME, rows=SOME, keys=KEYS,
+    row={"first": 0, "last": -1},
+)  # fmt: skip
 class tile_skipped_by_row(Bounds):
     """A tile of {keys} keys is skipped for {rows} queries where the {row} of them sees none of it."""
 

@@ -22,6 +22,23 @@ def _group(case: Case) -> int:
     return max(1, case.H // max(1, case.Hkv))
 
 
+ALL = RESULTS | {
+    "out, lse and dq": ("out", "lse", "dq"), "dk": ("dk",), "dv": ("dv",), "dk and dv": ("dk", "dv"),
+    "dq, dk and dv": ("dq", "dk", "dv"), "dbias": ("dbias",), "dsinks": ("dsinks",),
+}  # fmt: skip
+
+
+@kind(lambda case, how: not case.want.isdisjoint(how.of), of=ALL, left=NEVER, vague=True)
+class never_written(Model):
+    """{of}: not written, and what is there stays {left}."""
+
+    of: tuple[str, ...] = ("out",)
+    left = 0.0
+
+    def told(self, y: dict[str, Array]) -> dict[str, Array]:
+        return y | {n: np.full_like(y[n], self.left) for n in self.of if n in y}
+
+
 HEADS: dict[str, Places] = {
     "its place in the group": lambda c: np.arange(c.H) % _group(c),
     "its key head": lambda c: np.arange(c.H) // _group(c),
@@ -69,20 +86,3 @@ class written_at_entry(written_at):
     """{of}: written at the place of {to}, the last one stays; the rest is never written, and is {left}."""
 
     axis = 0
-
-
-ALL = RESULTS | {
-    "out, lse and dq": ("out", "lse", "dq"), "dk": ("dk",), "dv": ("dv",), "dk and dv": ("dk", "dv"),
-    "dq, dk and dv": ("dq", "dk", "dv"), "dbias": ("dbias",), "dsinks": ("dsinks",),
-}  # fmt: skip
-
-
-@kind(lambda case, how: not case.want.isdisjoint(how.of), of=ALL, left=NEVER)
-class never_written(Model):
-    """{of}: not written, and what is there stays {left}."""
-
-    of: tuple[str, ...] = ("out",)
-    left = 0.0
-
-    def told(self, y: dict[str, Array]) -> dict[str, Array]:
-        return y | {n: np.full_like(y[n], self.left) for n in self.of if n in y}

@@ -37,4 +37,4 @@ def _tiles(q, k, v, mask, scale, weights):
         top = new
     with np.errstate(divide="ignore"):
         lse = (top + np.log(total))[..., 0]
-    return np.divide(out, total, out=np.zeros_like(out), where=total > 0).astype(out_dtype), lse
+    return np.divide(out, total, out=np.zeros_like(out), where=total != 0).astype(out_dtype), lse

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from tiny_attention import half_attention
+
 from refattn.implementation import implementation
 from refattn.precision import preset
-from tiny_attention import half_attention
 
 
 @pytest.fixture(scope="session")

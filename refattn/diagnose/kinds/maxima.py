@@ -1,0 +1,150 @@
+"""Hypotheses on the maximum that is subtracted, and on the base of the exponential."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...case import Case
+from ..hypothesis import always, kind
+from ..model import LOG2E, Array, Model, safe
+from .loops import SIZES, State, Tiled
+
+__all__: list[str] = []
+
+
+def _many(case: Case, how: Any) -> bool:
+    return bool(case.Lk > how.tile)
+
+
+@kind(_many, tile=SIZES)
+class maximum_of_last_tile(Tiled):
+    """The maximum is that of the last tile of {tile} keys, and not of all so far."""
+
+    def step(self, state: State, t: Array, keys: slice) -> State:
+        m, z, o = state
+        new = t[..., keys].max(-1, initial=-np.inf)
+        total, product = self.part(t, keys, new)
+        shrink = np.where(np.isneginf(m), 0, np.exp(safe(m) - safe(new)))
+        return new, z * shrink + total, o * shrink[..., None] + product
+
+
+@kind(_many, tile=SIZES)
+class maximum_of_first_tile(Tiled):
+    """The maximum of the first tile of {tile} keys is kept for all: exp overflows where later ones are larger."""
+
+    def attend(self, t: Array) -> State:
+        with np.errstate(all="ignore"):
+            m = t[..., : self.tile].max(-1, initial=-np.inf).astype(np.float32)
+            p = np.exp((t - safe(m)[..., None]).astype(np.float32)).astype(t.dtype)
+            return m.astype(t.dtype), p.sum(-1), self.weighed(p)
+
+
+@kind(
+    always,
+    value={"0": 0.0, "-1e4": -1e4, "-1e5": -1e5, "-1e9": -1e9, "-1e30": -1e30, "-65504": -65504.0, "-100": -100.0,
+        "-10": -10.0,
+           "-1": -1.0, "-1e3": -1e3, "-1e2": -1e2, "-1e6": -1e6, "the smallest positive float32": 1.17549435e-38},
+)  # fmt: skip
+class maximum_starts_at(Model):
+    """The running maximum starts at {value}, so that exp underflows where all logits are far below."""
+
+    value = 0.0
+
+    def attend(self, t: Array) -> State:
+        m = np.maximum(t.max(-1, initial=-np.inf), self.value)
+        p = np.exp((t - m[..., None]).astype(np.float32)).astype(t.dtype)
+        return m, p.sum(-1), self.weighed(p)
+
+
+@kind(always)
+class maximum_not_subtracted(Model):
+    """exp is taken of the logits as they are: it overflows."""
+
+    def attend(self, t: Array) -> State:
+        p = np.exp(t.astype(np.float32)).astype(t.dtype)
+        return np.where(self.seen.any(-1), 0.0, -np.inf), p.sum(-1), self.weighed(p)
+
+
+@kind(always, at=(10.0, 20.0, 30.0, 50.0, 60.0, 80.0, 88.0, 100.0))
+class logits_clipped(Model):
+    """Logits are clipped at +-{at}."""
+
+    at = 50.0
+
+    def logits(self, s: Array) -> Array:
+        t = super().logits(s)
+        return np.where(np.isfinite(t), np.clip(t, -self.at, self.at), t)
+
+
+@kind(always)
+class maximum_of_magnitudes(Model):
+    """The maximum is that of the absolute values of logits."""
+
+    def attend(self, t: Array) -> State:
+        m = np.where(np.isfinite(t), np.abs(t), -np.inf).max(-1, initial=-np.inf)
+        p = np.exp((t - safe(m)[..., None]).astype(np.float32)).astype(t.dtype)
+        return m, p.sum(-1), self.weighed(p)
+
+
+class Base(Model):
+    """exp(r x) for exp(x), wherever it is."""
+
+    def ratio(self) -> float:
+        raise NotImplementedError
+
+    def hide(self, t: Array) -> Array:
+        return super().hide(t) * self.dtype(self.ratio())
+
+    def sink(self, sinks: Array) -> Array | None:
+        return (sinks * self.dtype(self.ratio()))[:, None]
+
+    def log(self, m: Array, z: Array) -> Array:
+        return super().log(m / self.dtype(self.ratio()), z)
+
+
+@kind(always, base={"2: log2(e) is forgotten": 2.0, "10": 10.0,
+    "e**log2(e): log2(e) is applied twice": float(np.exp(LOG2E))})
+class base_of_exp(Base):
+    """The base of the exponential is {base}."""
+
+    base = 2.0
+
+    def ratio(self) -> float:
+        return float(np.log(self.base))
+
+
+@kind(lambda case: case.mask is not None or case.bias is not None)
+class maximum_of_hidden(Model):
+    """The maximum is taken before the mask, of hidden keys too: exp underflows where those are far above."""
+
+    def attend(self, t: Array) -> State:
+        m = self.logits(self.s).max(-1, initial=-np.inf)
+        p = np.exp((t - safe(m)[..., None]).astype(np.float32)).astype(t.dtype)
+        return m, p.sum(-1), self.weighed(p)
+
+
+@kind(always, of={"all rows of an entry and head": (2,), "all heads": (1,), "all entries": (0,),
+                  "all rows, heads and entries": (0, 1, 2)})  # fmt: skip
+class maximum_shared(Model):
+    """The maximum is that of {of}: exp underflows in rows far below."""
+
+    of = (2,)
+
+    def attend(self, t: Array) -> State:
+        m = t.max(-1, initial=-np.inf)
+        m = np.broadcast_to(m.max(self.of, keepdims=True, initial=-np.inf), m.shape)
+        p = np.exp((t - safe(m)[..., None]).astype(np.float32)).astype(t.dtype)
+        return m, p.sum(-1), self.weighed(p)
+
+
+@kind(always, plus={"1": 1.0, "1e-3": 1e-3, "1e-5": 1e-5, "1e-6": 1e-6, "-1": -1.0})
+class sum_starts_at(Model):
+    """The row sum has {plus} too much, in the output and in lse."""
+
+    plus = 1.0
+
+    def attend(self, t: Array) -> State:
+        m, z, o = super().attend(t)
+        return m, z + self.plus, o

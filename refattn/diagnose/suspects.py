@@ -1,0 +1,267 @@
+"""Watches a run: which hypotheses explain its failures, one by one and all together."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ..case import GRADIENTS, NAMES, Case
+from ..judge import Evidence, Verdict
+from ..localise import localise
+from .conclusion import closest, conclude
+from .diagnosis import Diagnosis
+from .hypothesis import Hypothesis, hypotheses, whole_family
+from .match import FORWARD, HALF, Trial
+from .passed import would_be_noticed
+
+__all__ = ["Suspects", "can_be_evaluated"]
+
+Array = np.ndarray[Any, Any]
+SCORES = 2**18
+"""a case with more scores than this is not evaluated again"""
+SEARCHED = 2**13
+"""All hypotheses are asked of cases of no more scores, if there are any."""
+MOST_LOCATED = 5
+"""Of so many unexplained failures it is said where they are."""
+KEPT, ASKED, SEARCHES = 48, 16, 3
+"""So many failures are kept, candidates asked of so many, and all hypotheses of so many."""
+BEHIND = 2
+"""So many cases fewer than the best a candidate may have explained."""
+MOST_REGIONAL = 24
+"""So many explanations that hold in a region alone are kept of a failure."""
+MOST_ASKED = 80
+"""So many candidates are asked of all."""
+FAMILIES, MOST_MEMBERS = 3, 3
+"""So many families are asked as a whole, each with so many ways to go over the keys."""
+PASSED = 24
+"""So many of the cases that passed may speak against a candidate."""
+
+
+@dataclass
+class Suspects:
+    """Watches the verdicts of a run: says what a failure looks like, and in the end what all of them are.
+
+    `seconds` of processor time go to the failures as they come, and as many to what they have in common.
+    """
+
+    seconds: float = 6.0
+    trials: list[Trial] = field(default_factory=list)
+    passed: list[Case] = field(default_factory=list)
+    failing: int = 0
+    candidates: dict[Hypothesis, int] = field(default_factory=dict)
+    """those that explain some failure, and how many"""
+    near: dict[Hypothesis, float] = field(default_factory=dict)
+    """the shares of error of those that explain some of one"""
+    searched: set[str] = field(default_factory=set)
+    """ids of the cases of which all hypotheses were asked"""
+    reached: int = 0
+    """the first hypothesis that the search before had no time for"""
+    known: Counter[str] = field(default_factory=Counter)
+    """conventions and contracts that the judge named, and of how many failures"""
+    spent: float = 0.0
+    located: int = 0
+
+    def watch(self, verdict: Verdict) -> tuple[str, ...]:
+        """What a failure looks like, in lines: a bug of the catalogue, or where it is; none if it is no failure."""
+        if verdict.status == "passed" and scores(verdict.case) <= SEARCHED:
+            self.passed.append(verdict.case)
+        if verdict.status != "failed":
+            return ()
+        self.failing += 1
+        known = [n for n in verdict.notes if n.startswith(("undeclared", "within"))]
+        backward = all(o.passed or o.name in GRADIENTS for o in verdict.outputs)
+        where = ", in gradients alone" if backward else ""
+        self.known.update(n.split(", unless")[0] + where * n.startswith("undeclared") for n in known)
+        convention = any(n.startswith("undeclared") and "unless it reads" not in n for n in known)
+        if convention or not can_be_evaluated(verdict):
+            return ()  # a convention explains it
+        begun = time.thread_time()
+        trial = Trial(replace(verdict, evidence=_small(verdict.evidence)))
+        if len(self.trials) < KEPT:
+            self.trials.append(trial)
+        culprit = self._culprit(trial, searching=not known or "unless it reads" in known[0])
+        self.spent += time.thread_time() - begun
+        if culprit is not None:
+            return (f"looks like (its output is within bound of yours): {culprit}",)
+        if known or verdict.evidence is None or self.located >= MOST_LOCATED:
+            return ()
+        self.located += 1
+        return tuple(localise(verdict.evidence, verdict.contract).lines())
+
+    def _culprit(self, trial: Trial, searching: bool) -> Hypothesis | None:
+        """The likeliest candidate that explains a failure."""
+        if self.spent >= self.seconds / 2:
+            return None
+        for h in sorted(self.candidates, key=lambda h: -self.candidates[h])[:20]:
+            if trial.match(h).explains:
+                self.candidates[h] += 1
+                return h
+        if not searching or len(self.searched) >= SEARCHES or scores(trial.case) > SEARCHED:
+            return None
+        found = self._search(trial, time.thread_time() + self.seconds / 2)
+        return found[0] if found else None
+
+    def _search(self, trial: Trial, until: float) -> list[Hypothesis]:
+        """All that explain a failure, which are candidates from then on."""
+        self.searched.add(trial.case.id)
+        found: list[Hypothesis] = []
+        every, regional, known = _in_order(bool(trial.failing & FORWARD)), 0, False
+        begin, self.reached = self.reached, 0  # where time ran out before, the next case goes on
+        for at, h in enumerate(every[begin:] + every[:begin]):
+            if time.thread_time() > until:
+                self.reached = (begin + at) % len(every)
+                break
+            m = trial.match(h)
+            if m.nearly:
+                found.append(h)
+                known |= m.explains and not h.vague
+                continue
+            if m.share >= HALF:
+                self.near[h] = max(self.near.get(h, 0.0), m.share)
+            if known:
+                continue  # something simpler explains it
+            parts = [h, *trial.elsewhere(h)]
+            found += [part for part in parts[1:] if trial.match(part).nearly]
+            for part in parts if regional < MOST_REGIONAL and h.made is not None else ():
+                held = list(trial.in_regions(part, MOST_REGIONAL))
+                found, regional = found + held, regional + len(held)
+        for h in found:
+            self.candidates[h] = self.candidates.get(h, 0) + 1
+        return [h for h in found if trial.match(h).explains]
+
+    def lines(self) -> tuple[str, ...]:
+        """What explains the failures that were kept; nothing if none can be evaluated."""
+        told = [(f"{n} of {self.failing} failing cases: {note}", n) for note, n in self.known.most_common(2)]
+        found = self.diagnosis() if self.trials else None
+        lines = [] if found is None else found.lines()
+        first = [line for line, n in told if n >= HALF * self.failing]
+        if found is not None and (found.found or found.likely):
+            conventions = [line for line, _ in told if "undeclared" in line]
+            explained = len(self.trials) if found.found else found.likely[0][1] * len(self.trials) // found.cases
+            ahead = [line for line, n in told if line in conventions and n > max(HALF * self.failing, explained)]
+            return tuple(ahead + lines + [line for line in conventions if line not in ahead])
+        return tuple(first + lines + [line for line, _ in told if line not in first])
+
+    def diagnosis(self) -> Diagnosis:
+        """The candidates against a sample of the failures that were kept, and of the cases that passed."""
+        begun = time.thread_time()
+        until, searching = begun + self.seconds, begun + self.seconds / 2
+        sample = _spread(self.trials, ASKED)
+        by_size = sorted(sample, key=lambda t: scores(t.case))
+        counts = self._asked(by_size, until)
+        if self._in_parts(counts, by_size, until):
+            counts = self._asked(by_size, until)
+        for trial in by_size:
+            best = max(counts.values(), default=0)
+            if best >= 0.9 * len(sample) or len(self.searched) >= 2 * SEARCHES or time.thread_time() > searching:
+                break
+            unexplained = not any(trial.match(h).explains for h, n in counts.items() if n == best)
+            if trial.case.id not in self.searched and unexplained:
+                self._search(trial, searching)
+                counts = self._asked(by_size, until)
+                if self._in_parts(counts, by_size, until):
+                    counts = self._asked(by_size, until)
+        counts = self._with_families(counts, by_size, until)
+        against = self._against(counts, sample, until + self.seconds / 2)
+        asked = [t for t in sample if t.case.id in self.searched] or sample[:1]
+        found = conclude(counts, against, sample, self.trials, self.failing)
+        return found or closest((*self.candidates, *self.near), asked, self.failing)
+
+    def _in_parts(self, counts: Mapping[Hypothesis, int], sample: Sequence[Trial], until: float) -> bool:
+        """Whether the best candidates, in a part of the kernel alone, explain gradients that they do not as a whole."""
+        new = []
+        for h in sorted((h for h in counts if counts[h]), key=lambda h: -counts[h])[:12]:
+            for trial in [t for t in sample if t.case.backward and not t.match(h).nearly][:4]:
+                if time.thread_time() > until:
+                    break
+                new += [x for x in h.elsewhere if x not in self.candidates and trial.match(x).explains]
+        self.candidates |= {h: len(sample) for h in new}
+        return bool(new)
+
+    def _with_families(
+        self, counts: dict[Hypothesis, int], sample: Sequence[Trial], until: float
+    ) -> dict[Hypothesis, int]:  # fmt: skip
+        """With the best families as a whole, where none explains all: tiles and splits may differ from case to case."""
+        best = max(counts.values(), default=0)
+        if best == len(sample):
+            return counts
+        ranked = sorted((h for h in counts if h.family is not None and counts[h]), key=lambda h: -counts[h])
+        for family in list(dict.fromkeys(h.family for h in ranked))[:FAMILIES]:
+            whole, left = whole_family(family), list(sample)
+            used: list[Hypothesis] = []
+            while left and len(used) < MOST_MEMBERS and time.thread_time() < until:
+                alike = [h for h in whole.members if h.separates(left[0].case) and left[0].match(h).nearly]
+                if not alike:
+                    left = left[1:]
+                    continue
+                used.append(max(alike, key=lambda h: sum(t.match(h).nearly for t in left)))
+                left = [t for t in left if not t.match(used[-1]).nearly]
+            some = replace(whole, members=tuple(used))
+            n = sum(t.match(some).nearly for t in sample)
+            if n > best:
+                counts = counts | {some: n}
+        return counts
+
+    def _asked(self, sample: Sequence[Trial], until: float) -> dict[Hypothesis, int]:
+        """How many of the sample each candidate explains; one that falls behind is not asked further."""
+        ranked = sorted(self.candidates, key=lambda h: (-self.candidates[h], h.narrow))
+        counts = dict.fromkeys(ranked[:MOST_ASKED], 0)
+        alive = list(counts)
+        for trial in sample:
+            for h in alive:
+                if time.thread_time() > until:
+                    return counts
+                counts[h] += trial.match(h).nearly
+            best = max(counts.values(), default=0)
+            alive = [h for h in alive if counts[h] >= best - BEHIND]
+        return counts
+
+    def _against(
+        self, counts: Mapping[Hypothesis, int], sample: Sequence[Trial], until: float
+    ) -> dict[Hypothesis, list[Case]]:  # fmt: skip
+        """Which of the cases that passed contradict each of the best candidates."""
+        common = frozenset.intersection(*(t.case.features() for t in sample))
+        nearest = sorted(self.passed, key=lambda c: (-len(common & c.features()), scores(c)))
+        passed = nearest[: PASSED // 2] + sorted(nearest[PASSED // 2 :], key=scores)[: PASSED // 2]
+        best = sorted((h for h in counts if counts[h]), key=lambda h: -counts[h])[:40]
+        against = {}
+        for h in (h for h in best if counts[h] >= HALF * max(counts.values())):
+            if time.thread_time() > until:
+                break  # what was not checked is not named
+            against[h] = [c for c in passed if h.separates(c) and would_be_noticed(h, c)]
+        return against
+
+
+@cache
+def _in_order(forward: bool) -> tuple[Hypothesis, ...]:
+    """All hypotheses, those of gradients first where the forward is right."""
+    return tuple(sorted(hypotheses(), key=lambda h: not forward and not h.shows <= frozenset(GRADIENTS)))
+
+
+def _spread(trials: Sequence[Trial], n: int) -> list[Trial]:
+    """Of so many failures, as many as are asked for, spread over the run."""
+    return [trials[i * len(trials) // n] for i in range(n)] if len(trials) > n else list(trials)
+
+
+def scores(case: Case) -> int:
+    return case.B * case.H * case.Lq * case.Lk
+
+
+def can_be_evaluated(verdict: Verdict) -> bool:
+    e = verdict.evidence
+    wrong = any(not o.passed for o in verdict.outputs)  # not only of a wrong dtype or shape
+    return e is not None and wrong and verdict.contract is not None and scores(verdict.case) <= SCORES
+
+
+def _small(evidence: Evidence | None) -> Evidence | None:
+    """The evidence with the judged outputs alone."""
+    if evidence is None:
+        return None
+    got: Mapping[str, Array] = {n: x for n, x in evidence.got.items() if n in NAMES and n in evidence.expected}
+    return replace(evidence, got=got)
