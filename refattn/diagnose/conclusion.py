@@ -18,11 +18,12 @@ CLOSE = 0.8
 
 def conclude(
     counts: Mapping[Hypothesis, int], against: Mapping[Hypothesis, list[Case]], sample: Sequence[Trial],
-    trials: Sequence[Trial], failing: int,
+    trials: Sequence[Trial], failing: int, exactly: bool = True,
 ) -> Diagnosis | None:  # fmt: skip
     """What explains all, or the most; none if nothing does.
 
-    `counts` says of how many of a sample of the trials, `against` which cases that passed contradict it.
+    `counts` says of how many of a sample of the trials, `against` which cases that passed contradict it.  Nothing is
+    exact if not `exactly`: where most failures are no trials, since something else explains them.
     """
     n = len(sample)
     where = {h: what_tells_apart([t.case for t in sample if t.match(h).nearly], cases) for h, cases in against.items()}
@@ -39,7 +40,7 @@ def conclude(
     exact = [h for h in exact if sum(not t.match(h).explains for t in trials) <= len(trials) / 10]
     exact = [h for h in exact if not h.rounding] or exact[:1]
     exact = sorted(exact, key=lambda h: (h.narrow, h.vague and not h.narrow, place.get(h, len(place))))
-    if exact:
+    if exact and exactly:
         share = _share(exact[0], sample)
         within = sum(t.match(exact[0]).explains for t in trials)
         return Diagnosis(tuple(exact), cases=within, failing=failing, share=share)

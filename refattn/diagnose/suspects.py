@@ -64,6 +64,8 @@ class Suspects:
     """the first hypothesis that the search before had no time for"""
     known: Counter[str] = field(default_factory=Counter)
     """conventions and contracts that the judge named, and of how many failures"""
+    excused: int = 0
+    """failures that a convention explains, which are not looked at"""
     spent: float = 0.0
     located: int = 0
 
@@ -80,6 +82,7 @@ class Suspects:
         self.known.update(n.split(", unless")[0] + where * n.startswith("undeclared") for n in known)
         convention = any(n.startswith("undeclared") and "unless it reads" not in n for n in known)
         if convention or not can_be_evaluated(verdict):
+            self.excused += convention
             return ()  # a convention explains it
         begun = time.thread_time()
         trial = Trial(replace(verdict, evidence=_small(verdict.evidence)))
@@ -170,7 +173,9 @@ class Suspects:
         counts = self._with_families(counts, by_size, until)
         against = self._against(counts, sample, until + self.seconds / 2)
         asked = [t for t in sample if t.case.id in self.searched] or sample[:1]
-        found = conclude(counts, against, sample, self.trials, self.failing)
+        found = conclude(
+            counts, against, sample, self.trials, self.failing, exactly=self.excused <= len(self.trials)
+        )
         return found or closest((*self.candidates, *self.near), asked, self.failing)
 
     def _in_parts(self, counts: Mapping[Hypothesis, int], sample: Sequence[Trial], until: float) -> bool:

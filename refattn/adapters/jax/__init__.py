@@ -1,7 +1,7 @@
 """jax on the CPU.
 
-`jax` and `jax-eager` are jax.nn.dot_product_attention; `jax-flash` and `jax-splash` are kernels of Pallas for TPUs, which
-an interpreter runs.
+`jax` and `jax-eager` are jax.nn.dot_product_attention; `jax-flash` and `jax-splash` are kernels of Pallas for TPUs,
+which an interpreter runs.
 """
 
 from .dot_product import default, eager
