@@ -16,6 +16,13 @@ SMALL: dict[str, Any] = {"B": 2, "H": 4, "Hkv": 4, "Lq": 5, "Lk": 9, "D": 16, "D
 TOP, BOTTOM = Causal("top_left"), Causal("bottom_right")
 
 
+def words(x: Any) -> str:
+    """`x` as the id of a test, the same in every process: a set has no order of its own."""
+    if isinstance(x, dict):
+        return "-".join(f"{name}={words(value)}" for name, value in x.items()) or "plain"
+    return " ".join(sorted(x)) if isinstance(x, frozenset | set) else str(getattr(x, "name", x))
+
+
 def small(**fields: Any) -> Case:
     return Case("small", "A case of this test.", **SMALL | fields)
 

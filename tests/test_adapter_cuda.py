@@ -22,7 +22,7 @@ from refattn.adapters.adapter import NotInstalled  # noqa: E402
 from refattn.case import BiasSpec, Cache, Packed, Paged  # noqa: E402
 from refattn.exchange import from_torch, to_torch  # noqa: E402
 from refattn.masks import Causal, Window  # noqa: E402
-from tests.adapter_checks import BOTTOM, GRAD, TOP, judged, small  # noqa: E402
+from tests.adapter_checks import BOTTOM, GRAD, TOP, judged, small, words  # noqa: E402
 
 FA, FI, XF = (replace(library.default, device="cpu") for library in (flash_attn, flashinfer, xformers))
 HALF: dict[str, Any] = {"dtype": "float16", "Hkv": 2}
@@ -205,7 +205,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Any:
         ({"k_lens": (9, 6), "storage": Cache(), "mask": BOTTOM, "want": frozenset({"out", "k_cache", "v_cache"})},
          ("kvcache", {"causal": True, "window": (-1, -1)})),
     ],
-    ids=str,
+    ids=words,
 )  # fmt: skip
 def test_flash_attn(stand_in: Any, fields: dict[str, Any], call: Any) -> None:
     assert judged(FA, small(**HALF | fields)) == "passed"
@@ -226,7 +226,7 @@ def test_flash_attn_empty_rows_and_told_wrongly(stand_in: Any) -> None:
         ({"mask": TOP, "q_lens": (5, 2)}, {"custom": True, "causal": False, "window_left": -1}),
         ({"mask": BOTTOM, "k_lens": (9, 6), "storage": Paged(4)}, {"custom": False, "causal": True, "window_left": -1}),
     ],
-    ids=str,
+    ids=words,
 )
 def test_flashinfer(stand_in: Any, fields: dict[str, Any], call: Any) -> None:
     assert judged(FI, small(**D64 | fields)) in ("passed", "acceptable")
@@ -235,7 +235,7 @@ def test_flashinfer(stand_in: Any, fields: dict[str, Any], call: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"mask": TOP}, {"mask": BOTTOM}, {"mask": Window(2, 1, "bottom_right")}, {"k_lens": (9, 3)}, {}], ids=str
+    "fields", [{"mask": TOP}, {"mask": BOTTOM}, {"mask": Window(2, 1, "bottom_right")}, {"k_lens": (9, 3)}, {}], ids=words
 )
 @pytest.mark.parametrize("heads", [2, 4])
 def test_xformers(stand_in: Any, fields: dict[str, Any], heads: int) -> None:
@@ -270,7 +270,7 @@ def test_refused(adapter: Any, fields: dict[str, Any], reason: str) -> None:
     assert adapter.supports(small(**{"dtype": "float16"} | fields)) == reason
 
 
-@pytest.mark.parametrize("adapter", [flash_attn.default, flashinfer.default, xformers.default], ids=lambda a: a.name)
+@pytest.mark.parametrize("adapter", [flash_attn.default, flashinfer.default, xformers.default], ids=words)
 def test_says_what_it_needs(adapter: Any) -> None:
     assert adapter.needs == "a CUDA GPU"
     if not torch.cuda.is_available():

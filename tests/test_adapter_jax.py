@@ -13,7 +13,7 @@ from refattn.adapters.jax import default, eager, flash, splash  # noqa: E402
 from refattn.adapters.jax.dot_product import options_of  # noqa: E402
 from refattn.case import BiasSpec  # noqa: E402
 from refattn.masks import Prefix, Window  # noqa: E402
-from tests.adapter_checks import BOTTOM, GRAD, TOP, judged, small, verdict  # noqa: E402
+from tests.adapter_checks import BOTTOM, GRAD, TOP, judged, small, verdict, words  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_the_wrong_alignment_is_caught() -> None:
         ({"mask": BOTTOM, "k_lens": (9, 6)}, {"mask": ...}),
         ({"mask": Prefix(2, "top_left")}, {"mask": ...}),
     ],
-    ids=str,
+    ids=words,
 )
 def test_what_the_function_is_told(fields: dict[str, Any], options: dict[str, Any]) -> None:
     told = options_of(small(**fields))

@@ -11,7 +11,7 @@ pytest.importorskip("mlx.core", reason="mlx is not installed")
 from refattn.adapters.mlx import default  # noqa: E402
 from refattn.case import BiasSpec  # noqa: E402
 from refattn.masks import Window  # noqa: E402
-from tests.adapter_checks import BOTTOM, GRAD, TOP, judged, small  # noqa: E402
+from tests.adapter_checks import BOTTOM, GRAD, TOP, judged, small, words  # noqa: E402
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -23,7 +23,7 @@ from tests.adapter_checks import BOTTOM, GRAD, TOP, judged, small  # noqa: E402
         {"sinks": "normal", "mask": TOP, "want": GRAD | {"out", "dsinks"}},
         {"bias": True, "mask": BOTTOM, "want": GRAD | {"dbias"}},
     ],
-    ids=str,
+    ids=words,
 )
 def test_passes(dtype: str, fields: dict[str, Any]) -> None:
     if "bias" in fields:

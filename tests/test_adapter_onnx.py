@@ -14,7 +14,7 @@ from refattn.adapters.onnx import OnnxAttention, default, opset24, opset25  # no
 from refattn.case import BiasSpec, Cache, Case, Dense, Packed  # noqa: E402
 from refattn.inputs import make  # noqa: E402
 from refattn.masks import Documents, Window  # noqa: E402
-from tests.adapter_checks import BOTTOM, TOP, judged, small, verdict  # noqa: E402
+from tests.adapter_checks import BOTTOM, TOP, judged, small, verdict, words  # noqa: E402
 
 OPSETS = {23: default, 24: opset24, 25: opset25}
 MATRICES = frozenset({"scores", "capped", "biased", "weights"})
@@ -62,7 +62,7 @@ def test_passes(opset: int, dtype: str, fields: dict[str, Any]) -> None:
         (25, {"mask": Window(None, 1, "bottom_right")}, {"right_window_size": 1, "lengths": "given"}),
         (24, {"mask": Window(2, 0, "top_left")}, {"mask": "given"}),
     ],
-    ids=str,
+    ids=words,
 )  # fmt: skip
 def test_what_the_operator_is_told(opset: int, fields: dict[str, Any], told: dict[str, Any]) -> None:
     case = small(**fields)

@@ -16,7 +16,7 @@ from refattn.adapters.tensorflow import default as multi_head  # noqa: E402
 from refattn.case import BiasSpec  # noqa: E402
 from refattn.cases import by_id  # noqa: E402
 from refattn.masks import Padding, Window  # noqa: E402
-from tests.adapter_checks import BOTTOM, GRAD, TOP, judged, small, verdict  # noqa: E402
+from tests.adapter_checks import BOTTOM, GRAD, TOP, judged, small, verdict, words  # noqa: E402
 
 BIAS = BiasSpec("HQK", "float32")
 EACH = [
@@ -32,7 +32,7 @@ EACH = [
 ]
 
 
-@pytest.mark.parametrize(("adapter", "fields"), EACH, ids=lambda x: getattr(x, "name", str(x)))
+@pytest.mark.parametrize(("adapter", "fields"), EACH, ids=words)
 def test_passes(adapter: Any, fields: dict[str, Any]) -> None:
     case = small(**fields)
     assert judged(adapter, case) == "passed"

@@ -13,7 +13,7 @@ if shutil.which("clang") is None:
 
 from refattn.adapters.tinygrad import default  # noqa: E402
 from refattn.case import BiasSpec  # noqa: E402
-from tests.adapter_checks import BOTTOM, GRAD, TOP, judged, small  # noqa: E402
+from tests.adapter_checks import BOTTOM, GRAD, TOP, judged, small, words  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from tests.adapter_checks import BOTTOM, GRAD, TOP, judged, small  # noqa: E402
         {"Hkv": 2, "mask": TOP, "want": GRAD | {"out"}},
         {"mask": BOTTOM, "bias": BiasSpec("HQK", "float64"), "dtype": "float64"},
     ],
-    ids=str,
+    ids=words,
 )
 def test_passes(fields: dict[str, Any]) -> None:
     case = small(**fields)

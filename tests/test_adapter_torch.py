@@ -12,7 +12,7 @@ from refattn.adapters.torch import flex, mha, mha_weights  # noqa: E402
 from refattn.case import BiasSpec, Case  # noqa: E402
 from refattn.cases import by_id  # noqa: E402
 from refattn.masks import Padding, Window  # noqa: E402
-from tests.adapter_checks import BOTTOM, GRAD, TOP, judged, small  # noqa: E402
+from tests.adapter_checks import BOTTOM, GRAD, TOP, judged, small, words  # noqa: E402
 
 BIAS = BiasSpec("HQK", "float32")
 
@@ -26,7 +26,7 @@ BIAS = BiasSpec("HQK", "float32")
         {"bias": BIAS, "score_mod": "distance", "k_lens": (9, 3), "dtype": "bfloat16"},
         {"sinks": "normal", "mask": BOTTOM},
     ],
-    ids=str,
+    ids=words,
 )
 def test_flex(fields: dict[str, Any]) -> None:
     case = small(**fields)
@@ -66,7 +66,7 @@ def test_flex_has_no_gradients_on_the_cpu() -> None:
         {"k_lens": (9, 3), "bias": True, "want": GRAD | {"out", "dbias"}},
         {"mask": TOP, "want": GRAD | {"out"}},
     ],
-    ids=str,
+    ids=words,
 )
 def test_mha(adapter: Any, dtype: str, fields: dict[str, Any]) -> None:
     if "bias" in fields:

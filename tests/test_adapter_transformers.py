@@ -13,13 +13,13 @@ from refattn.adapters.transformers import default, gemma2, gpt_oss, sdpa  # noqa
 from refattn.case import BiasSpec  # noqa: E402
 from refattn.cases import by_id  # noqa: E402
 from refattn.masks import Window  # noqa: E402
-from tests.adapter_checks import BOTTOM, GRAD, TOP, judged, small, verdict  # noqa: E402
+from tests.adapter_checks import BOTTOM, GRAD, TOP, judged, small, verdict, words  # noqa: E402
 
 ALL = (default, gemma2, sdpa)
 BIAS = BiasSpec("BHQK", "float32")
 
 
-@pytest.mark.parametrize("adapter", ALL, ids=lambda adapter: adapter.name)
+@pytest.mark.parametrize("adapter", ALL, ids=words)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -29,7 +29,7 @@ BIAS = BiasSpec("BHQK", "float32")
         {"Lq": 1, "mask": TOP},
         {"k_lens": (9, 2), "Dv": 8},
     ],
-    ids=str,
+    ids=words,
 )
 def test_passes(adapter: Any, fields: dict[str, Any]) -> None:
     case = small(**fields)

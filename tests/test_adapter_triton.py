@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+if "tensorflow" in sys.modules:
+    pytest.skip("triton and tensorflow in one process abort; run this file alone", allow_module_level=True)
 if not torch.cuda.is_available():
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("triton was imported without TRITON_INTERPRET=1", allow_module_level=True)
@@ -17,7 +19,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from refattn.adapters.triton import default  # noqa: E402
 from refattn.masks import Window  # noqa: E402
-from tests.adapter_checks import BOTTOM, TOP, judged, small  # noqa: E402
+from tests.adapter_checks import BOTTOM, TOP, judged, small, words  # noqa: E402
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -29,7 +31,7 @@ from tests.adapter_checks import BOTTOM, TOP, judged, small  # noqa: E402
         {"mask": BOTTOM, "Lq": 67, "Lk": 3},
         {"scale": -0.4, "Lk": 65},
     ],
-    ids=str,
+    ids=words,
 )
 def test_passes(dtype: str, fields: dict[str, Any]) -> None:
     assert judged(default, small(dtype=dtype, **fields)) == "passed"
