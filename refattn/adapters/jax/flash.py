@@ -17,7 +17,7 @@ import numpy as np
 from ...case import Case
 from ...masks import Causal
 from ...precision import Conventions, Precision, preset
-from ..adapter import Adapter, additive, hides
+from ..adapter import Adapter, additive, hides, visible
 from .dot_product import FLUSHED
 
 __all__ = ["BLOCK", "blocks", "flash", "padded", "scale_of"]
@@ -41,6 +41,10 @@ class FlashAttention(Adapter):
             return "bias with a scale that is no power of 2"
         if case.mask is not None and scale_of(case) == 0:
             return "mask with scale=0"
+        if hides(case):
+            exists = np.arange(case.Lq) < np.array(case.lengths[0])[:, None, None]
+            if not (visible(case).any(-1) | ~exists).all():
+                return "a row that sees no key"  # NaN or 0, by how many blocks there are
         if case.B * case.H * blocks(case.Lq) * blocks(case.Lk) > MOST:
             return "too slow in interpret mode"
         return None
@@ -104,5 +108,5 @@ flash = FlashAttention(
     takes=frozenset({"bias", "bias of another dtype", "mask", "scale"}),
     dtypes=frozenset({"float32", "bfloat16"}),
     outputs=frozenset({"out", "dq", "dk", "dv"}),
-    conventions=Conventions(masked_nan_k="leaks", masked_nan_v="leaks", empty_rows="nan"),  # measured
+    conventions=Conventions(masked_nan_k="leaks", masked_nan_v="leaks"),  # measured
 )
