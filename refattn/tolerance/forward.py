@@ -9,7 +9,8 @@ of successive rescalings telescope, so that only their roundings count):
 
 Rigorous: sum p ē |v - o| by Cauchy-Schwarz; u_P B; min(eta_P/2, p) where P is subnormal; the sums
 by `rounding`, with the keys split into R = {p > u} and the rest Z: at most |R|-1 additions have an
-R on both sides, all others cost no more than sum over Z of p|v|.  Never more than the hull of v.
+R on both sides, all others cost no more than sum over Z of p|v|.  Never more than the hull of v, or,
+where the errors of scores decide which keys lead, of theirs (`leading`).
 
 Sharp: independent roundings, uniform on +-h and so sub-Gaussian with proxy h²/3 (Hoeffding's lemma
 gives h²; the uniform law has 1/3; Higham and Mary 2019, "A new approach to probabilistic rounding
@@ -39,6 +40,7 @@ import numpy as np
 
 from ..precision import Precision
 from .extras import NONE, Extras
+from .leading import leading
 from .rounding import LAMBDA, SQUARES_VANISH, Units, repetitive
 from .scores import Scores, scores
 from .ties import Ties
@@ -187,8 +189,17 @@ def _tile(
     if sink is not None or kept is not None:
         low_v, high_v = np.minimum(low_v, 0), np.maximum(high_v, 0)
     largest = np.maximum(np.abs(low_v), np.abs(high_v))
+    away = np.maximum(high_v - o, o - low_v)
+    lost = (denominator <= 0.01)[:, 0]
+    if kept is None and lost.any():
+        slack_v = 0.0 if extras.slack_v is None else extras.slack_v.max(0)
+        error = (s.error + e_x + (T + 1) * eps + T * u)[lost]
+        away[lost], largest_here = leading(np.where(visible, s.t, 0.0)[lost], error, visible[lost], v, o[lost], sink)
+        away[lost] += slack_v
+        largest = np.broadcast_to(largest, o.shape).copy()
+        largest[lost] = largest_here + slack_v
     hull = (
-        np.maximum(high_v - o, o - low_v)
+        away
         + largest * (u_p + 2 * visible_count * (u + c.weights_eta + c.smallest_normal) + 2 * T * u + 4 * u)
         + (visible_count + 4) * c.eta
     )

