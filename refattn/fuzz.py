@@ -15,9 +15,11 @@ from typing import Any
 
 from .calling import Local
 from .case import Case
+from .cases import CASES
 from .conform import BadContract, examine
+from .draw import matches
 from .judge import Verdict
-from .strategies import cases
+from .strategies import DTYPES, WORDS, cases
 from .worker import Worker
 
 __all__ = ["Outcome", "cases", "fuzz", "simplified"]
@@ -26,6 +28,8 @@ SHRINK = 1.0
 """each of the two ways of shrinking may take this many times the seconds of the search"""
 BATCH = 50
 """examples drawn from one seed"""
+LENGTHS = (3, 17, 33, 65, 1, 2, 4, 5, 7, 9, 0, 15, 16, 31)
+"""few of one row or key, of which many mistakes are no mistakes; the case is made smaller afterwards"""
 
 
 @dataclass
@@ -74,7 +78,7 @@ def fuzz(
                 outcome.failure = verdict
             raise _Failed
 
-    batch = 0
+    batch, drawn = 0, cases(**_taken(candidate), lengths=LENGTHS)
     while not (outcome.failure or ours or late()):
         settings = hypothesis.settings(
             max_examples=BATCH,
@@ -84,7 +88,7 @@ def fuzz(
             suppress_health_check=list(hypothesis.HealthCheck),
             verbosity=hypothesis.Verbosity.quiet,
         )
-        run = settings(hypothesis.seed(seed * 1_000_003 + batch)(hypothesis.given(cases())(test)))
+        run = settings(hypothesis.seed(seed * 1_000_003 + batch)(hypothesis.given(drawn)(test)))
         try:
             run()
         except (_Failed, Flaky):
@@ -99,6 +103,18 @@ def fuzz(
         left = begin + seconds * (1 + 2 * SHRINK) - time.monotonic()
         outcome.failure = simplified(candidate, outcome.failure, left)
     return outcome
+
+
+def _taken(candidate: Worker | Local) -> dict[str, Any]:
+    """What to draw: nothing that the candidate refuses in all cases of the suite that have it."""
+    taken: set[str] = set()
+    for case in CASES:
+        features = case.features()
+        if not features <= taken and candidate.plan(case).reason is None:
+            taken |= features
+    dtypes = [dtype for dtype in DTYPES if f"dtype={dtype}" in taken]
+    refused = [word for word in WORDS if not any(matches(feature, (word,)) for feature in taken)]
+    return {"dtypes": dtypes, "without": refused} if dtypes else {}
 
 
 class _Failed(Exception):

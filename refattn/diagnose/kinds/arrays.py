@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...case import Case, Dense, Strided
+from ...case import Case, Dense
 from ..hypothesis import kind
 from ..model import Array, Model
 
@@ -154,31 +154,6 @@ class strides_ignored(Model):
         for n in (n for n in self.of if n in handed):
             handed[n] = np.ravel(handed[n], order="K").reshape(handed[n].shape)
         return self.from_memory(handed)
-
-
-def _far(case: Case) -> bool:
-    return isinstance(case.storage, Strided)
-
-
-@kind(
-    _far, of={"keys and values are": "kv", "keys are": "k", "values are": "v", "queries are": "q", "all are": "qkv"},
-    unit={"elements": 1, "bytes": 0}, bits=(31, 32), within={"of all": 0, "within a head": 1},
-)  # fmt: skip
-class offset_overflows(Model):
-    """Rows of which the offset {within} is 2**{bits} {unit} or more: of {of} read as 0."""
-
-    of, unit, bits, within = "kv", 1, 31, 0
-
-    def arrays(self) -> dict[str, Array]:
-        x, handed = super().arrays(), self.inputs.handed()
-        return x | {n: np.where(self.beyond(handed[n])[..., None], 0, x[n]) for n in self.of}
-
-    def beyond(self, memory: Array) -> Array:
-        """(B, heads, rows), of an array as it lies in memory."""
-        steps = [s // memory.itemsize if self.unit else s for s in memory.strides[:3]]
-        steps = [0, 0, steps[2]] if self.within else steps
-        at = sum(i * s for i, s in zip(np.ogrid[tuple(map(slice, memory.shape[:3]))], steps, strict=True))
-        return np.broadcast_to(at >= 2**self.bits, memory.shape[:3])
 
 
 @kind(

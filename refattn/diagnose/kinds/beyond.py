@@ -32,6 +32,10 @@ def _with_gap(case: Case, n: Array) -> Array:
     return n + case.storage.gap if isinstance(case.storage, Packed) else n
 
 
+def _ends(case: Case, n: Array) -> Array:
+    return np.asarray(np.cumsum(_with_gap(case, n))) if isinstance(case.storage, Packed) else n
+
+
 def _in_cache(case: Case, n: Array, fewer: int) -> Array:
     return n - fewer if isinstance(case.storage, Cache) else n
 
@@ -39,6 +43,18 @@ def _in_cache(case: Case, n: Array, fewer: int) -> Array:
 TAKEN: dict[str, Taken] = {
     "the end of its last page": lambda c, n: _up(n, c.storage.page_size) if isinstance(c.storage, Paged) else n,
     "where the next entry begins, over what is unused": _with_gap,
+    "where the next entry begins, over what is unused, up to the longest":
+        lambda c, n: np.minimum(_with_gap(c, n), c.Lk),
+    "the length of the next entry": lambda c, n: np.roll(n, -1),
+    "the length of the entry before": lambda c, n: np.roll(n, 1),
+    "the length of the first entry": lambda c, n: 0 * n + n[:1].sum(),
+    "the length of the last entry": lambda c, n: 0 * n + n[-1:].sum(),
+    "the length of the longest": lambda c, n: 0 * n + n.max(initial=0),
+    "the length of the shortest": lambda c, n: 0 * n + n.min(initial=c.Lk),
+    "the number of its queries": lambda c, n: np.array(c.lengths[0]),
+    "the place where it ends, cu_seqlens of the next": lambda c, n: np.minimum(_ends(c, n), c.Lk),
+    "all that its pages have room for": lambda c, n: (
+        0 * n + _up(n.max(initial=0), c.storage.page_size) if isinstance(c.storage, Paged) else n),
     "the last one of the cache, and not to the new ones": lambda c, n: _in_cache(c, n, c.Lq),
     "the last new one but one": lambda c, n: _in_cache(c, n, 1),
     "one past its end": lambda c, n: n + (n > 0),
@@ -50,7 +66,7 @@ TAKEN: dict[str, Taken] = {
 
 def _others(case: Case, how: Any) -> bool:
     true = np.array(case.lengths[1])
-    plain = case.rotary is case.score_mod is None and not isinstance(case.storage, Strided)
+    plain = case.rotary is None and not isinstance(case.storage, Strided)
     return plain and case.Lk > 0 and not np.array_equal(how.taken(case, true), true)
 
 
@@ -94,6 +110,9 @@ class keys_taken(Model):
         if self.total() > self.given.Lk or isinstance(self.given.storage, (Packed, Paged)):
             x |= {n: self.behind(n, x[n]) for n in "kv"}
         return x
+
+    def places(self) -> tuple[Array, ...]:
+        return (*super().places()[:3], np.arange(self.total()).reshape(1, 1, 1, -1))
 
     def behind(self, name: str, x: Array) -> Array:
         """k or v, (B, Hkv, total, size), with what memory holds past the end of each entry; 0 past the end of all."""

@@ -13,16 +13,18 @@ from ..model import Array, Model
 __all__ = ["KEYS", "ROWS", "SAME", "Bounds", "hides"]
 
 KEYS = (16, 32, 64, 128)
-ROWS: dict[str, tuple[int, bool]] = {str(n): (n, False) for n in (1, 16, 32, 64, 128)}
+HEADS = "heads"
+ROWS: dict[str, tuple[int, bool | str]] = {str(n): (n, False) for n in (1, 16, 32, 64, 128)}
 ROWS |= {f"{n} packed": (n, True) for n in (16, 32, 64, 128)}
-"""tiles of so many rows; `packed`: the rows of all heads of a group together, query by query"""
+ROWS |= {f"{n} packed head by head": (n, HEADS) for n in (16, 32, 64, 128)}
+"""tiles of so many rows; `packed`: the rows of all heads of a group together, query by query or head by head"""
 
 
-def _reach(case: Case, how: Any) -> tuple[int, bool]:
+def _reach(case: Case, how: Any) -> tuple[int, bool | str]:
     """What tiles of rows come to: those of all rows there are are alike, and there may be nothing to pack."""
     rows, packed = how.rows
     group = max(1, case.H // max(1, case.Hkv)) if packed else 1
-    return (rows, group > 1) if case.Lq * group > rows else (0, group > 1)
+    return (rows, packed if group > 1 else False) if case.Lq * group > rows else (0, group > 1)
 
 
 SAME = ("rows", _reach)
@@ -47,19 +49,22 @@ class Bounds(Model):
 
     def of_tile(self, x: Any, how: Callable[[Any], Any]) -> Array:
         """(B, H, Lq): one row's bound, for all rows of its tile; `how` takes an array (..., rows of a tile)."""
-        rows, packed = self.rows
-        together = self.packed_rows(x) if packed else x
-        parts = [np.broadcast_to(how(part)[..., None], part.shape) for part in cut(together, rows)]
-        found = np.concatenate(parts, -1) if parts else together
-        if not packed:
-            return found
-        return found.reshape(*found.shape[:2], x.shape[2], -1).swapaxes(2, 3).reshape(x.shape)
+        found, own = np.array(x), np.array(self.given.lengths[0])
+        for n in set(own[own > 0].tolist()):
+            entries = own == n
+            found[entries, :, :n] = self.of_entries(found[entries, :, :n], how)
+        return found
 
-    def packed_rows(self, x: Array) -> Array:
-        """(B, Hkv, Lq * group) of (B, H, Lq)."""
-        group = max(1, x.shape[1] // max(1, self.given.Hkv))
+    def of_entries(self, x: Array, how: Callable[[Any], Any]) -> Array:
+        """The same of entries of as many queries."""
+        rows, packed = self.rows
+        group = max(1, x.shape[1] // max(1, self.given.Hkv)) if packed else 1
         apart = x.reshape(x.shape[0], x.shape[1] // group, group, x.shape[2])
-        return apart.swapaxes(2, 3).reshape(x.shape[0], -1, x.shape[2] * group)
+        apart = apart if packed == HEADS else apart.swapaxes(2, 3)
+        together = apart.reshape(*apart.shape[:2], -1)
+        parts = [np.broadcast_to(how(part)[..., None], part.shape) for part in cut(together, rows)]
+        found = np.concatenate(parts, -1).reshape(apart.shape)
+        return (found if packed == HEADS else found.swapaxes(2, 3)).reshape(x.shape)
 
     def down(self, x: Array) -> Array:
         return x // self.keys * self.keys

@@ -12,7 +12,11 @@ __all__ = ["CUTS", "SAME", "Cut", "chunks"]
 
 Cut = Callable[[int, int], tuple[int, ...]]
 """of the number of keys of an entry, and of the longest, where each part but the first begins"""
-NUMBERS, TILES = (2, 4, 8), (16, 32, 64, 128)
+NUMBERS, TILES = (2, 3, 4, 8), (16, 32, 64, 128)
+
+
+def _part(n: int) -> str:
+    return {2: "half", 3: "third"}.get(n, f"{n}th")
 
 
 def _sized(n: int, most: int, size: int) -> tuple[int, ...]:
@@ -55,9 +59,9 @@ CUTS: dict[str, Cut] = {f"{size} keys": partial(_sized, size=size) for size in (
 CUTS |= {f"Lk / {n} keys, rounded up": partial(_up, parts=n) for n in NUMBERS}
 CUTS |= {f"Lk / {n} keys, the rest with the last": partial(_floor, parts=n) for n in NUMBERS}
 CUTS |= {f"Lk / {n} keys, the first ones a key longer": partial(_even, parts=n) for n in NUMBERS}
-CUTS |= {f"a {n}th of the tiles of {tile} keys, rounded {'up' if up else 'down'}":
+CUTS |= {f"a {_part(n)} of the tiles of {tile} keys, rounded {'up' if up else 'down'}":
          partial(_tiles, parts=n, tile=tile, up=up) for tile in TILES for n in NUMBERS for up in (True, False)}
-CUTS |= {f"a {n}th of the tiles of {tile} keys, rounded up, from the last": partial(_from_last, parts=n, tile=tile)
+CUTS |= {f"a {_part(n)} of the tiles of {tile} keys, rounded up, from the last": partial(_from_last, parts=n, tile=tile)
          for tile in TILES for n in NUMBERS}  # fmt: skip
 CUTS |= {f"{words}, of the longest entry": partial(_of_longest, cut=CUTS[words])
          for words in list(CUTS) if "rounded up" in words and "from" not in words}  # fmt: skip

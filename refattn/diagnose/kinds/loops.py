@@ -41,7 +41,7 @@ def loops(*loops: Loop) -> dict[str, Loop]:
 
 TILES = (16, 32, 64, 128)
 PLAIN = [Loop(n) for n in SIZES] + [Loop(n, True) for n in TILES]
-SPLIT = [Loop(n, back, s) for n in TILES for back in (False, True) for s in (2, 4)]
+SPLIT = [Loop(n, back, s) for n in TILES for back in (False, True) for s in (2, 3, 4)]
 LOOPS = loops(*PLAIN, *SPLIT)
 VISITS = loops(*PLAIN, *SPLIT, *(
     Loop(n, back, s, rows, packed) for n in TILES for back in (False, True) for s in (1, 4)

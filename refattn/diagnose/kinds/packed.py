@@ -121,6 +121,54 @@ class packed_at(Model):
         return found
 
 
+class Written(packed_at):
+    """What is written alone; all is read where it is."""
+
+    names: tuple[str, ...] = ("out",)
+
+    def arrays(self) -> dict[str, Array]:
+        return Model.arrays(self)
+
+    def told(self, y: dict[str, Array]) -> dict[str, Array]:
+        return y | {n: self.moved(y[n]) for n in self.names if n in y}
+
+
+@kind(_packed, "out lse dq", names={"out": ("out",), "lse": ("lse",), "out and lse": ("out", "lse"), "dq": ("dq",)},
+      how=STARTS)  # fmt: skip
+class packed_rows_written(Written):
+    """{names} of a packed sequence: written {how}."""
+
+
+@kind(_packed, "dk dv", names={"dk": ("dk",), "dv": ("dv",), "dk and dv": ("dk", "dv")}, how=STARTS)
+class packed_keys_written(Written):
+    """{names} of a packed sequence: written {how}."""
+
+    of = "k"
+
+
+@kind(_packed, "lse")
+class packed_lse_transposed(packed_at):
+    """lse of packed sequences is written as (tokens, heads), and not as (heads, tokens)."""
+
+    how = staticmethod(lambda own, other: own)
+
+    def told(self, y: dict[str, Array]) -> dict[str, Array]:
+        return y | ({"lse": self.turned(y["lse"])} if "lse" in y else {})
+
+    def arrays(self) -> dict[str, Array]:
+        return Model.arrays(self)
+
+    def turned(self, lse: Array) -> Array:
+        true, _, size = self.tokens()
+        memory = np.full((size, lse.shape[1]), np.nan)
+        for b, at in enumerate(true):
+            memory[at] = lse[b, :, : len(at)].T
+        memory, found = memory.reshape(lse.shape[1], size), lse.copy()
+        for b, at in enumerate(true):
+            found[b, :, : len(at)] = memory[:, at]
+        return found
+
+
 @kind(
     lambda case: _packed(case) and case.B > 1, "out lse dq", tile=(4, 8, 16, 32, 64, 128),
     of={"out": ("out",), "out and lse": ("out", "lse"), "dq": ("dq",)}, to={"0": 0.0, "NaN": np.nan},

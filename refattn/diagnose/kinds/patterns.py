@@ -97,6 +97,13 @@ def _window(left: int | None, right: int | None, align: Any) -> Mask:
             Documents, lambda m: Documents(*(ids if not (ids and isinstance(ids[0], tuple)) else ids[:1] * len(ids)
                                              for ids in (m.q_ids, m.k_ids)))),
         "documents are told by the keys' ids alone": (Documents, lambda m: Documents(m.k_ids or m.q_ids)),
+        "documents are told by the queries' ids alone": (Documents, lambda m: _ids_of_queries(m)),
+        "a query sees the documents after its own too": (Documents, lambda m: Asked(m, _later)),
+        "documents are told by the id of the next key": (Documents, lambda m: Asked(m, _beside(0, 1))),
+        "documents are told by the id of the key before": (Documents, lambda m: Asked(m, _beside(0, -1))),
+        "documents are told by the id of the next query": (Documents, lambda m: Asked(m, _beside(1, 0))),
+        "documents are told by the id of the query before": (Documents, lambda m: Asked(m, _beside(-1, 0))),
+        "documents are told by the id of the first query": (Documents, lambda m: Asked(m, _beside(-(2**20), 0))),
         "a query sees the documents before its own too": (Documents, lambda m: Asked(m, _earlier)),
     },
 )  # fmt: skip
@@ -115,6 +122,33 @@ class pattern(Model):
 
 def _plus(n: Any, by: int) -> Any:
     return max(n + by, 0) if isinstance(n, int) else tuple(max(x + by, 0) for x in n)
+
+
+def _later(m: Mask, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
+    return np.asarray(np.logical_or.accumulate(m(b, h, i, j, lq, lk), -1))
+
+
+def _beside(q: int, k: int) -> Callable[..., Array]:
+    """Told by the id of a query and a key so much further."""
+
+    def told(m: Mask, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
+        row, key = (np.clip(x + by, 0, x.max(initial=0)) for x, by in ((i, q), (j, k)))
+        return m(b, h, row, key, lq, lk)
+
+    return told
+
+
+def _ids_of_queries(m: Any) -> Mask:
+    """The ids of queries for those of keys, the last one's for keys past them."""
+    if m.k_ids is None:
+        return Asked(m, _beside(0, 0))
+
+    def longer(ids: Any, n: int) -> Any:
+        return (*ids, *(ids[-1:] * n))[:n]
+
+    if isinstance(m.q_ids[0], tuple):
+        return Documents(m.q_ids, tuple(longer(ids, len(k)) for ids, k in zip(m.q_ids, m.k_ids, strict=False)))
+    return Documents(m.q_ids, longer(m.q_ids, len(m.k_ids)))
 
 
 def _earlier(m: Documents, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:

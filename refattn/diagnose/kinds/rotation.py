@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...case import Cache, Case
+from ...memory import take_answer
 from ...precision import preset
 from ...rotary import Rotary
 from ...streaming import Rules, Schedule
@@ -109,6 +110,16 @@ class Rotated(Model):
         right = super().made(x)
         wrong = self.wrong(x)
         return right | {n: wide(wrong[n]) for n in self.of}
+
+    def told(self, y: dict[str, Array]) -> dict[str, Array]:
+        """With the cache, where the new keys are as they were rotated."""
+        case = self.given
+        if "k" not in self.of or not isinstance(case.storage, Cache):
+            return y
+        cache = self.inputs.handed()["k_cache"].astype(np.float64)
+        for b, (lq, lk) in enumerate(zip(*case.lengths, strict=True)):
+            cache[b, lk - lq : lk] = self.x["k"][b, :, lk - lq : lk].swapaxes(0, 1)
+        return y | {"k_cache": take_answer(case, "k_cache", cache)}
 
     def wrong(self, x: dict[str, Array]) -> dict[str, Array]:
         raise NotImplementedError

@@ -124,8 +124,9 @@ class weights_rounded(Model):
     def low(self, x: Array, what: str = "weights") -> Array:
         if what != "weights":
             return super().low(x, what)
-        x = super().low(x)
-        return cut(x, named(self.to, self.given)) if self.what else lowered(x, self.to, self.given)
+        if self.what:
+            return cut(x, named(self.to, self.given))
+        return lowered(super().low(x), self.to, self.given)
 
 
 class OfTile(Tiled):
@@ -134,8 +135,9 @@ class OfTile(Tiled):
     def low(self, x: Array, what: str = "weights") -> Array:
         if what != "weights":
             return super().low(x, what)
-        x = super().low(x)
-        return cut(x, named(self.to, self.given)) if self.what else lowered(x, self.to, self.given)
+        if self.what:
+            return cut(x, named(self.to, self.given))
+        return lowered(super().low(x), self.to, self.given)
 
 
 @kind(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ...case import Case
+from ...masks import Causal, Dilated, GlobalTokens, Mask, Prefix
+from ...mutants import rewritten
+from ...visibility import Or
 from ..hypothesis import kind
 from ..model import Array
 from .bounds import KEYS, ROWS, SAME, Bounds, hides
@@ -21,7 +25,7 @@ def _bounded(case: Case, how: Any) -> bool:
     return hides(case) and case.Lk > 1
 
 
-@kind(_bounded, same=SAME, rows=SOME, keys=KEYS)
+@kind(_bounded, same=SAME, rows=SOME, keys=(1, *KEYS))
 class last_tile_by_first_row(Bounds):
     """A tile of {rows} queries goes over the key tiles of {keys} that its first row sees, not those of its last."""
 
@@ -59,6 +63,40 @@ class first_tile_rounded_up(Bounds):
         seen = super().visible()
         first = self.up(self.of_tile(self.ends(seen)[0], lambda x: x.min(-1)))
         return seen & (np.arange(seen.shape[-1]) >= first[..., None])
+
+
+ROW = {"first": lambda x: x[..., 0], "middle": lambda x: x[..., x.shape[-1] // 2], "last": lambda x: x[..., -1]}
+
+
+def _by_row(case: Case, how: Any) -> bool:
+    group = case.H // max(1, case.Hkv)
+    if (how.row, how.end) in ((ROW["first"], (False, 1)), (ROW["last"], (True, 0))):
+        return False  # those above
+    return _bounded(case, how) and (how.row is not ROW["last"] or how.end[0] or (group > 1 and bool(how.rows[1])))
+
+
+@kind(
+    _by_row, same=SAME, rows=SOME, keys=(1, *KEYS), row=ROW,
+    end={"last key tile": (False, 1), "first key tile": (True, 0), "first and last key tile": (True, 1),
+         "last key, and the first key tile": (True, 2)},
+)  # fmt: skip
+class tiles_by_row(Bounds):
+    """The {end} of {keys} that {rows} queries go over is found by the {row} of them alone."""
+
+    end = (False, 1)
+    """whether the first goes by it; and the last: 0 not, 1 by its tile, 2 to the key"""
+    row: Callable[[Array], Array]
+
+    def visible(self) -> Array:
+        seen = super().visible()
+        first, last = self.ends(seen)
+        j = np.arange(seen.shape[-1])
+        if self.end[0]:
+            seen = seen & (j >= self.down(self.of_tile(first, type(self).row))[..., None])
+        if not self.end[1]:
+            return seen
+        last = self.of_tile(last, type(self).row)
+        return seen & (j < (last if self.end[1] == 2 else self.up(last))[..., None])
 
 
 @kind(_bounded, same=SAME, rows=SOME, keys=KEYS)
@@ -133,7 +171,7 @@ def _with_offset(case: Case, how: Any) -> bool:
 
 
 @kind(
-    _with_offset, same=SAME, rows=ROWS, keys=KEYS, end={"first": 0, "last": -1},
+    _with_offset, same=SAME, rows=ROWS, keys=(1, *KEYS), end={"first": 0, "last": -1},
     by={"leaves out the offset lk - lq": "none", "is that of the padded lengths": "padded", "is lq - lk": "negative"},
 )  # fmt: skip
 class bound_without_offset(Bounds):
@@ -168,4 +206,46 @@ class tile_skipped_by_row(Bounds):
         for j in range(0, seen.shape[3], self.keys):
             tile = seen[..., j : j + self.keys]
             tile &= self.of_tile(tile.any(-1), lambda x: x[..., self.row])[..., None]
+        return seen
+
+
+def _causal(m: Any) -> Mask:
+    return Causal(m.align)
+
+
+PARTS: dict[str, tuple[type[Mask], Callable[[Any], Mask]]] = {
+    "the diagonal of a prefix": (Prefix, _causal),
+    "the window, and not by the other mask that is enough": (Or, lambda m: m.left if _bounds(m.left) else m.right),
+    "the other mask, and not by the window": (Or, lambda m: m.right if _bounds(m.left) else m.left),
+    "the diagonal of global tokens": (GlobalTokens, _causal),
+    "the window that a dilated one spans, one step too short": (
+        Dilated, lambda m: replace(m, window=max(0, m.window - 1))),
+}  # fmt: skip
+
+
+def _bounds(m: Mask) -> bool:
+    return any(word in repr(m) for word in ("Causal", "Window", "Chunked", "Dilated"))
+
+
+def _has_part(case: Case, how: Any) -> bool:
+    words = "|" if how.part[0] is Or else f"{how.part[0].__name__}("
+    return words in repr(case.mask) or (how.part[0] is Or and " or " in repr(case.mask))
+
+
+@kind(_has_part, same=SAME, part=PARTS, rows=ROWS, keys=(1, *KEYS), end=("first", "last", "first and last"))
+class tiles_of_part_of_mask(Bounds):
+    """The {end} tile of {keys} keys that {rows} queries go over is found by {part}."""
+
+    part: Any = (Prefix, _causal)
+    end = "last"
+
+    def visible(self) -> Array:
+        seen, (of, change) = super().visible(), self.part
+        mask = rewritten(self.case.mask, lambda m: change(m) if isinstance(m, of) else m)
+        first, last = self.ends(np.asarray(replace(self.case.visibility, mask=mask).tile()))
+        j = np.arange(seen.shape[-1])
+        if "first" in self.end:
+            seen = seen & (j >= self.down(self.of_tile(first, lambda x: x.min(-1)))[..., None])
+        if "last" in self.end:
+            seen = seen & (j < self.up(self.of_tile(last, lambda x: x.max(-1)))[..., None])
         return seen
