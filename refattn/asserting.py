@@ -13,8 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from .diagnose import Suspects
-from .judgement import Judgement, Unjudgeable
+from .judgement import Judgement, Unjudgeable, looks_like
 from .judging import JUDGED, judge_arrays
 from .report import failure
 
@@ -38,7 +37,7 @@ class AttentionError(AssertionError):
     @cached_property
     def _text(self) -> str:
         found = self.judgement
-        return _text(replace(found, notes=(*found.notes, *Suspects().watch(found))))
+        return _text(replace(found, notes=(*found.notes, *looks_like(found))))
 
 
 def assert_attention(out: Any, q: Any, k: Any, v: Any, **given: Any) -> None:

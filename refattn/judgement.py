@@ -19,10 +19,12 @@ from .precision import Conventions, Precision
 from .sampling import Coverage, sample
 from .truth import Expected, truth
 
-__all__ = ["Judgement", "Question", "Unjudgeable"]
+__all__ = ["Judgement", "Question", "Unjudgeable", "looks_like"]
 
 Array = np.ndarray[Any, Any]
 
+_SEARCHED = 1 << 16
+"""scores of a problem of which every hypothesis is asked"""
 _LARGEST = 1 << 28
 """numbers of a bias or keep from which float64 copies of them would not fit"""
 
@@ -94,9 +96,15 @@ class Question:
                 replace(o, index=(*o.index[:2], at[o.index[2]], *o.index[3:])) if o.index else o for o in outputs
             )
         known = {f.name: getattr(verdict, f.name) for f in fields(Verdict)} | {"outputs": outputs}
-        found = Suspects().watch(verdict) if diagnose else ()
+        found = looks_like(verdict) if diagnose else ()
         known["notes"] = (*verdict.notes, *found, *_notes(problem, verdict, unjudged))
         return Judgement(**known, rms=rms, unjudged=unjudged, coverage=self.coverage)
+
+
+def looks_like(verdict: Verdict) -> tuple[str, ...]:
+    """Which bug a failure looks like, or where it is, in lines; there is but this one, so that the search may take a
+    while: at most 8 seconds of processor time."""
+    return Suspects(seconds=16.0, largest=_SEARCHED).watch(verdict)
 
 
 def _not_too_large(problem: Problem) -> None:

@@ -235,7 +235,9 @@ def test_flashinfer(stand_in: Any, fields: dict[str, Any], call: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"mask": TOP}, {"mask": BOTTOM}, {"mask": Window(2, 1, "bottom_right")}, {"k_lens": (9, 3)}, {}], ids=words
+    "fields",
+    [{"mask": TOP}, {"mask": BOTTOM}, {"mask": Window(2, 1, "bottom_right")}, {"k_lens": (9, 3)}, {}],
+    ids=words,
 )
 @pytest.mark.parametrize("heads", [2, 4])
 def test_xformers(stand_in: Any, fields: dict[str, Any], heads: int) -> None:

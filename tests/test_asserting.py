@@ -146,3 +146,17 @@ def test_pytest_shows_the_callers_line_and_the_text_alone(
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["E*AttentionError: out[[]0, *should be*", "test_pytest_shows*.py:6: AttentionError"])
     assert "asserting.py" not in result.stdout.str() and "judging.py" not in result.stdout.str()
+
+
+@pytest.mark.parametrize(("wrong", "named"), [("causal", "where no mask was asked for"), ("axis", "over the queries")])
+def test_a_problem_of_usual_size_is_told_its_bug(wrong: str, named: str) -> None:
+    """33,600 scores, more than `refattn check` asks all hypotheses of."""
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((2, 6, 40, 16)).astype(np.float32)
+    k, v = (rng.standard_normal((2, 2, 70, 16)).astype(np.float32) for _ in range(2))
+    s = q.astype(np.float64) @ np.repeat(k, 3, 1).swapaxes(2, 3) / 4
+    s = np.where(np.tri(40, 70, dtype=bool), s, -np.inf) if wrong == "causal" else s
+    e = np.exp(s)
+    out = e / e.sum(-1 if wrong == "causal" else 2, keepdims=True) @ np.repeat(v, 3, 1)
+    with pytest.raises(AssertionError, match=named):
+        refattn.assert_attention(out.astype(np.float32), q, k, v)

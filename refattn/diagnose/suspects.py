@@ -51,6 +51,8 @@ class Suspects:
     """
 
     seconds: float = 6.0
+    largest: int = SEARCHED
+    """All hypotheses are asked of cases of no more scores."""
     trials: list[Trial] = field(default_factory=list)
     passed: list[Case] = field(default_factory=list)
     failing: int = 0
@@ -107,7 +109,7 @@ class Suspects:
             if trial.match(h).explains:
                 self.candidates[h] += 1
                 return h
-        if not searching or len(self.searched) >= SEARCHES or scores(trial.case) > SEARCHED:
+        if not searching or len(self.searched) >= SEARCHES or scores(trial.case) > self.largest:
             return None
         found = self._search(trial, time.thread_time() + self.seconds / 2)
         return found[0] if found else None
