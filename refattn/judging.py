@@ -89,6 +89,10 @@ def question(
     if causal is not None and causal not in ("top_left", "bottom_right"):
         raise ValueError(f"causal={causal!r} must be 'top_left' or 'bottom_right', which differ where Lq != Lk")
     doubled = [n for n, x in described.items() if x is not None]
+    if case is not None and not isinstance(case, Mapping):
+        raise TypeError(f"case={case!r} must be a mapping of fields of a Case, as its JSON: {{'softcap': 30}}")
+    if conventions is not None and type(conventions) is not Conventions:
+        raise TypeError(f"conventions={conventions!r} must be a refattn.precision.Conventions")
     if case is not None and doubled:
         raise ValueError(f"{doubled[0]}={described[doubled[0]]!r} beside a case: put it into the case")
     unknown = [n for n in arrays if n not in INPUTS + JUDGED]
@@ -155,7 +159,15 @@ def contract_of(case: Case, contract: str | Precision = "preset", but: Mapping[s
 
 
 def _array(a: Any, name: str, dtype: str | None, out_dtype: str | None, layout: str) -> Array:
-    x: Array = exchange.as_numpy(a) if exchange.is_array(a) else np.asanyarray(a)
+    if not exchange.is_array(a):
+        raise TypeError(
+            f"{name} is of {type(a).__name__}, which has no dtype, and the dtype decides the bound; pass an array: "
+            f"numpy.asarray({name}, dtype)"
+        )
+    try:
+        x: Array = exchange.as_numpy(a)
+    except Exception as error:  # of another library, as of a tensor without memory
+        raise TypeError(f"{name} cannot be read as an array; pass a dense one on the CPU: {error}") from error
     if np.ma.isMaskedArray(x):
         raise TypeError(f"{name} is a masked array, whose mask would be ignored; pass {name}.filled() and a mask=")
     if name in ("mask", "keep"):

@@ -221,6 +221,8 @@ def mask_from_json(data: Mapping[str, Any] | None) -> Mask | None:
     """The mask that `to_json` described."""
     if data is None:
         return None
+    if not isinstance(data, Mapping):
+        raise ValueError(f"mask={data!r} must be an object whose type says which mask it is")
     rules = (Causal, Window, Prefix, Documents, Padding, SinkTokens)
     others = (BlockSparse, Dense, Chunked, Dilated, GlobalTokens, Tree, Gathered)
     kinds: dict[Any, Any] = {c.__name__: c for c in (And, Or, Not, *rules, *others)}
@@ -255,4 +257,6 @@ def _id_table(ids: tuple[Any, ...], name: str) -> Array:
     for row in rows:
         if not isinstance(row, tuple) or len(row) != len(rows[0]) or not all(type(x) is int for x in row):
             raise ValueError(f"{name}={ids!r} must be a tuple of ints, or of such tuples, all of one length")
+        if not all(-(2**63) <= x < 2**63 for x in row):
+            raise ValueError(f"{name}={ids!r} must hold ints of 64 bits")
     return np.array(rows, dtype=np.int64)

@@ -1,7 +1,7 @@
 """The command `refattn vectors`: write golden vectors, verify them, judge the answers of another program by them.
 
-Exit code of write: 0.  Of verify: 0 if nothing is wrong (with --answers: if there are answers, and all pass), 1 if
-something is, 2 if the folder or the options make no sense.
+Exit code of write: 0.  Of verify: 0 if nothing is wrong (with --answers: if each case is answered, with --partial if
+one is, and all answers pass), 1 if something is, 2 if the folder or the options make no sense.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def add_parser(commands: Any, parents: Sequence[argparse.ArgumentParser]) -> arg
     verify = actions.add_parser("verify", help="verify a folder, or judge answers by it")
     verify.add_argument("folder", type=Path, metavar="DIR", help="what `refattn vectors write` wrote")
     verify.add_argument("--answers", type=Path, metavar="DIR", help="judge DIR/ID.safetensors, with out, lse, dq, ...")
+    verify.add_argument("--partial", action="store_true", help="cases without an answer are no failure")
     verify.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts on the answers as JSON")
     verify.set_defaults(action=_verify)
     return vectors
@@ -80,8 +81,9 @@ def _verify(arguments: argparse.Namespace) -> int:
 
     folder = opened(arguments.folder)
     if arguments.answers is None:
-        if arguments.json is not None:
-            raise CannotDo("--json needs --answers")
+        for name in ("json", "partial"):
+            if getattr(arguments, name):
+                raise CannotDo(f"--{name} needs --answers")
         found = verify(folder)
         survived = [name for name, count in found.killed.items() if not count]
         print(f"{found.cases - len(found.faults)} of {found.cases} cases verified")
@@ -96,8 +98,14 @@ def _verify(arguments: argparse.Namespace) -> int:
         if verdict.status != "unanswered":
             print(verdict)
     counts = Counter(verdict.status for verdict in verdicts)
-    print(", ".join(f"{counts[status]} {status}" for status in ("passed", "failed", "unanswered")))
+    lacking = sum(bool(verdict.missing) for verdict in verdicts if verdict.status == "passed")
+    without = f" ({lacking} without outputs that are wanted)" if lacking else ""
+    print(f"{counts['passed']} passed{without}, {counts['failed']} failed, {counts['unanswered']} unanswered")
     if arguments.json is not None:
-        finite = [{"id": v.id, "status": v.status, "text": v.text, "ratio": min(v.ratio, 1e308)} for v in verdicts]
+        finite = [
+            {"id": v.id, "status": v.status, "text": v.text, "ratio": min(v.ratio, 1e308), "missing": list(v.missing)}
+            for v in verdicts
+        ]
         arguments.json.write_text(json.dumps(finite, indent=1) + "\n")
-    return 0 if counts["passed"] and not counts["failed"] else 1
+    unanswered = counts["unanswered"] and not arguments.partial
+    return 0 if counts["passed"] and not counts["failed"] and not unanswered else 1

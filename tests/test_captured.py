@@ -114,6 +114,22 @@ def test_a_file_of_many_with_all_that_it_may_have(tmp_path: Path) -> None:
     assert np.array_equal(cases["many-b-bf16"].visibility.tile()[:1, :1], mask)
 
 
+def test_a_path_with_the_mark_that_parts_file_and_entry(tmp_path: Path) -> None:
+    x = arrays()
+    np.savez(tmp_path / "a #1.npz", **x)
+    case = cases_of(tmp_path / "a #1.npz")[0]
+    assert np.array_equal(numbers(case)["q"], x["q"])
+
+
+@pytest.mark.parametrize("name", ["q", "k"])
+def test_inputs_that_are_all_nan_judge_nothing(tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    x = arrays()
+    np.savez(tmp_path / "nan.npz", **x | {name: x[name] * np.nan})
+    assert cli.main(["check", "--captured", str(tmp_path / "nan.npz"), "--dtype", "float32"]) == 1
+    said = capfd.readouterr().out
+    assert "unsupported: nothing to judge: every element comes of what is not finite: nan-f32" in said
+
+
 def test_a_smaller_case_has_the_last_queries(tmp_path: Path) -> None:
     x = arrays("dout")
     np.savez(tmp_path / "mine.npz", **x)
@@ -137,6 +153,7 @@ def test_a_smaller_case_has_the_last_queries(tmp_path: Path) -> None:
         ({"mask": np.ones((1, 1, 5, 7), np.float32)}, {}, "must be bool"),
         ({"mask": np.ones((1, 1, 5, 6), bool)}, {}, r"mask.shape=\(1, 1, 5, 6\) must broadcast"),
         ({"bias": np.ones((1, 3, 5, 7), np.float32)}, {}, r"bias.shape=\(1, 3, 5, 7\) must broadcast"),
+        ({"a#b.q": np.ones((2, 4, 5, 8))}, {}, "entry 'a#b' must have no #"),
         ({}, {"case": "[1"}, "case in its metadata is no JSON object"),
         ({}, {"case": '{"H": 4}'}, "case in its metadata has H; it may have mask q_lens"),
         ({}, {"case": '{"mask": {"type": "Causal"}}'}, "align"),

@@ -180,6 +180,13 @@ def test_torch_tensors() -> None:
     assert judge_arrays(**x, mask=torch.ones(7, 9, dtype=torch.bool)).status == "passed"
 
 
+def test_a_tensor_without_memory_is_refused() -> None:
+    torch = pytest.importorskip("torch", reason="judges torch tensors")
+    x = honest(gradients=False)
+    with pytest.raises(TypeError, match="out cannot be read as an array; pass a dense one on the CPU"):
+        judge_arrays(x["q"], x["k"], x["v"], out=torch.empty(x["out"].shape, device="meta"))
+
+
 # ---- rows
 
 
@@ -409,7 +416,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"dropout": 0.1}, "dropout=0.1 needs keep too"),
     ({}, {"softcap": 0}, "softcap=0"),
     ({}, {"scale": float("nan")}, "scale=nan must be finite"),
-    ({}, {"causal": "left"}, "align='left' must be"),
+    ({}, {"causal": "left"}, "causal='left' must be"),
     ({}, {"window": (-1, 0, "top_left")}, "left=-1 must be an int >= 0"),
     ({}, {"layout": "THD"}, "layout='THD' must be an order"),
     ({}, {"layout": "BLHD"}, "must"),
@@ -425,6 +432,11 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"case": {"sinks": "normal"}}, "sinks is missing"),
     ({}, {"case": {"storage": {"type": "Packed"}}}, "storage=Packed"),
     ({}, {"case": {"scale": 1}, "scale": 1}, "scale=1 beside a case"),
+    ({"out": X["out"].tolist()}, {}, "out is of list, which has no dtype"),
+    ({"mask": [[True] * 9] * 7}, {}, "mask is of list, which has no dtype"),
+    ({}, {"conventions": "x"}, "conventions='x' must be a refattn.precision.Conventions"),
+    ({}, {"case": {"mask": 3}}, "mask=3 must be an object"),
+    ({}, {"case": "x"}, "case='x' must be a mapping"),
 ]
 
 

@@ -41,7 +41,8 @@ _LARGEST_MASK = 1 << 22
 
 def captured(case: Case) -> dict[str, Array]:
     """q k v of the family of a case, and bias sinks dout where the file has them, in float64, of the case's sizes."""
-    name, _, entry = case.family.removeprefix(PREFIX).partition("#")
+    name, mark, entry = case.family.removeprefix(PREFIX).rpartition("#")  # a path may have a #, an entry not
+    name, entry = (name, entry) if mark else (entry, "")
     path = FOLDER / f"{name}.safetensors" if name in SETS else Path(name)
     entries = _entries(path, read(path))
     if entry not in entries:
@@ -99,6 +100,8 @@ def _entries(path: Path, tensors: Tensors) -> dict[str, dict[str, Array]]:
             format_of(x.dtype, f"{path}: {name}.dtype")
         entries.setdefault(entry, {})[part] = x
     for entry, arrays in entries.items():
+        if "#" in entry:
+            raise BadFile(f"{path}: entry {entry!r} must have no # in its name, which parts file and entry")
         if lacking := set("qkv") - set(arrays):
             raise BadFile(f"{path}: entry {entry!r} has no {min(lacking)}; it needs q, k and v")
     if not entries:

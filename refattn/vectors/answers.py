@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +22,20 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one case: passed, failed, or unanswered; `text` says where and how far."""
+    """What became of one case: passed, failed, or unanswered; `text` says where and how far.
+
+    `missing` are the outputs that the case wants and the answer has not, which say nothing about those.
+    """
 
     id: str
     status: str
     text: str = ""
     ratio: float = 0.0
+    missing: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.status:<10} {self.id}  {self.text}".rstrip()
+        without = f"without {' '.join(self.missing)}; " if self.missing else ""
+        return f"{self.status:<10} {self.id}  {without}{self.text}".rstrip()
 
 
 def judged_folder(folder: Folder, answers: Path) -> list[Verdict]:
@@ -37,7 +43,7 @@ def judged_folder(folder: Folder, answers: Path) -> list[Verdict]:
     verdicts = []
     for entry in folder.index["cases"]:
         path = answers / f"{entry['id']}.safetensors"
-        if not path.exists():
+        if not os.path.lexists(path):  # a link that leads nowhere is an answer that cannot be read
             verdicts.append(Verdict(entry["id"], "unanswered"))
             continue
         vector = folder.vector(entry)
@@ -60,7 +66,9 @@ def judged(vector: Vector, answer: Mapping[str, Array]) -> Verdict:
         ratio, text = _judged(vector, name, x)
         worst = max(worst, ratio)
         texts += [text] if text else []
-    return Verdict(id, "failed" if texts else "passed", "; ".join(texts) or f"largest ratio {worst:.3g}", worst)
+    missing = tuple(sorted(set(outputs) - set(answer)))
+    status, text = ("failed", "; ".join(texts)) if texts else ("passed", f"largest ratio {worst:.3g}")
+    return Verdict(id, status, text, worst, missing)
 
 
 def _judged(vector: Vector, name: str, x: Array) -> tuple[float, str]:

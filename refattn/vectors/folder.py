@@ -132,7 +132,7 @@ def _case(entry: Mapping[str, Any]) -> Case:
         raise BadIndex(f"{what} has more than {_LARGEST:,} pairs of query and key")
     try:
         case = Case.from_json(said)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise BadIndex(f"{what} makes no problem: {error}") from None
     if case.id != entry["id"] or case.want != set(entry["outputs"]):
         raise BadIndex(f"{what} is {case.id} with {' '.join(sorted(case.want))} in its own words")
