@@ -3,6 +3,9 @@
 import sys
 
 if __name__ == "__main__":  # a spawned worker imports this module too
-    from .cli import main
-
+    try:
+        from .cli import main
+    except KeyboardInterrupt:
+        print("refattn: interrupted", file=sys.stderr)
+        sys.exit(130)
     sys.exit(main())

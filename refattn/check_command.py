@@ -25,6 +25,10 @@ SECONDS = 10.0
 """between two lines that say how far it is, where stderr is no terminal"""
 
 
+MOST_NUMBERS, MOST_SCORES = 2**28, 2**30
+"""of a case given as JSON: in q, k, v, out together, and B * H * Lq * Lk; the suite's largest have 2**24, 2**23"""
+
+
 class CannotCheck(Exception):
     """A mistake of the caller, in one line."""
 
@@ -277,12 +281,31 @@ def _cases_of(text: str) -> tuple[Case, ...]:
 
     try:
         data = json.loads(text if text.lstrip().startswith(("{", "[")) else Path(text).read_text())
-        cases = tuple(Case.from_json(one) for one in (data if isinstance(data, list) else [data]))
+        cases = tuple(map(_case_of, data if isinstance(data, list) else [data]))
         for case in cases:
+            _check_size(case)
             make(case)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError) as error:
         raise CannotCheck(f"--case-json: {type(error).__name__}: {error}") from None
     return cases
+
+
+def _case_of(data: Any) -> Case:
+    """The case, which may make arrays of its lengths as soon as it is there."""
+    for name in ("B", "H", "Hkv", "Lq", "Lk", "D", "Dv"):
+        size = data.get(name)
+        if isinstance(size, int) and size > MOST_NUMBERS:
+            raise ValueError(f"{name}={size} must be <= {MOST_NUMBERS:,}")
+    return Case.from_json(data)
+
+
+def _check_size(case: Case) -> None:
+    """Refuse what would not fit in memory."""
+    numbers = case.B * (case.H * case.Lq + case.Hkv * case.Lk) * (case.D + case.Dv)
+    scores = case.B * case.H * case.Lq * case.Lk
+    for what, found, most in (("numbers in q, k, v, out", numbers, MOST_NUMBERS), ("scores", scores, MOST_SCORES)):
+        if found > most:
+            raise ValueError(f"{case.id}: {found:,} {what} must be <= {most:,}; make B, H, Lq, Lk or D smaller")
 
 
 def _expected(arguments: argparse.Namespace, cases: Sequence[Case]) -> dict[str, str]:

@@ -38,8 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a candidate says may not be encodable
             stream.reconfigure(errors="backslashreplace")
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:  # at any time, from the first import on
+        print("refattn: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = _parser().parse_args(argv)
     from .conform import BadContract
+    from .said import plain
     from .worker import CannotLoad
 
     try:
@@ -47,11 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except (_Usage, BadContract, CannotLoad) as error:
-        print(f"refattn: error: {error}", file=sys.stderr)
+        print(f"refattn: error: {plain(str(error))}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("refattn: interrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:  # of `refattn list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
@@ -194,6 +200,7 @@ def _show(arguments: argparse.Namespace) -> int:
 def _fuzz(arguments: argparse.Namespace) -> int:
     from .fuzz import fuzz
     from .report import failure
+    from .said import cleaned
     from .worker import Worker
 
     try:
@@ -209,7 +216,7 @@ def _fuzz(arguments: argparse.Namespace) -> int:
             return 1
         return 0
     print(json.dumps(outcome.failure.case.to_json(), indent=1))
-    print(failure(outcome.failure, arguments.implementation))
+    print(failure(cleaned(outcome.failure), arguments.implementation))
     return 1
 
 

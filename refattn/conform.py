@@ -16,6 +16,7 @@ from .judge import Output, Verdict, judge
 from .judges import Judges
 from .laws import law_of
 from .probes import Convention, probes
+from .said import cleaned
 from .shrink import as_test, kind_of, shrink
 from .worker import Worker
 
@@ -51,6 +52,8 @@ class Report:
     """how many of the verdicts are those of an earlier run"""
     again: int = 0
     """how many of these, failures, were run again for the diagnosis"""
+    remarks: tuple[str, ...] = ()
+    """of one that was read from a record: what has changed since, or is missing"""
 
     def failures(self) -> list[Verdict]:
         """The failures that are not expected."""
@@ -129,7 +132,7 @@ def run(
             journal.keep_probed(report.probed)
         on_start(report)
         for case in again:
-            verdict = examine(candidate, case)
+            verdict = cleaned(examine(candidate, case))
             if verdict.status == "failed":
                 known[case] = dataclasses.replace(verdict, seconds=known[case].seconds, picture=known[case].picture)
         watch = _Watch(report)
@@ -188,6 +191,7 @@ def _in_order(
         for n, case in enumerate(cases):
             while case not in known and n not in waiting:
                 number, verdict = next(arriving)
+                verdict = cleaned(verdict)
                 if verdict.evidence is not None:
                     from .picture import picture
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["attention", "attention_candidate", "attention_conforms"]
 
 _FINDINGS = pytest.StashKey[list[dict[str, Any]]]()
+_TALLY = pytest.StashKey[list[tuple[str, int, int]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "attention(chapter, dtype, backward): a case of refattn's suite; -m \"attention(chapter='masks')\" selects",
     )
-    config.stash[_FINDINGS] = []
+    config.stash[_FINDINGS], config.stash[_TALLY] = [], []
 
 
 @pytest.fixture(scope="session")
@@ -79,13 +80,14 @@ def _attention_session(pytestconfig: pytest.Config) -> Iterator[Session]:
     session = Session(pytestconfig.getoption("attention_timeout"), _expected(pytestconfig))
     try:
         yield session
-        found = session.findings()
+        found, tally = session.findings(), session.tally()
     finally:
         session.close()
     if hasattr(pytestconfig, "workeroutput"):  # of xdist
-        pytestconfig.workeroutput["refattn"] = found
+        pytestconfig.workeroutput["refattn"] = found, tally
     else:
         pytestconfig.stash[_FINDINGS] += found
+        pytestconfig.stash[_TALLY] += tally
 
 
 def _expected(config: pytest.Config) -> Path | None:
@@ -97,12 +99,13 @@ def _expected(config: pytest.Config) -> Path | None:
 
 @pytest.fixture
 def _attention_examination(attention: Any, _attention_session: Session, pytestconfig: pytest.Config) -> Examination:
+    from .said import plain
     from .worker import CannotLoad
 
     try:
         return _attention_session.of(attention)
     except (CannotLoad, ValueError, OSError) as error:
-        _refuse(pytestconfig, str(error))
+        _refuse(pytestconfig, plain(str(error)))
 
 
 def _refuse(config: pytest.Config, text: str) -> NoReturn:
@@ -127,6 +130,7 @@ def attention_conforms(
         from .cases import FULL
         from .examine import BadContract
         from .report import failure
+        from .said import plain
 
         if case.chapter in FULL and not pytestconfig.getoption("attention_full"):
             pytest.skip(f"chapter {case.chapter} is left out; --attention-full runs it")
@@ -134,7 +138,7 @@ def attention_conforms(
         try:
             verdict = examination.examine(case)
         except BadContract as error:
-            pytest.fail(str(error), pytrace=False)
+            pytest.fail(plain(str(error)), pytrace=False)
         record_property("status", verdict.status)
         for name, values in (("conventions", verdict.conventions), ("loosened", verdict.loosened)):
             if values:
@@ -155,11 +159,33 @@ def attention_conforms(
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     """A process of xdist has ended: what it found."""
-    node.config.stash[_FINDINGS] += getattr(node, "workeroutput", {}).get("refattn", [])
+    found, tally = getattr(node, "workeroutput", {}).get("refattn", ([], []))
+    node.config.stash[_FINDINGS] += found
+    node.config.stash[_TALLY] += tally
+
+
+def _not_judged(config: pytest.Config) -> list[str]:
+    tally = config.stash[_TALLY]
+    if not tally:
+        return []
+    from .session import not_judged
+
+    return not_judged(tally)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run in which implementations refused all that they were asked is no success."""
+    config = session.config
+    judged = any(n for _, n, _ in config.stash[_TALLY])
+    if session.exitstatus == pytest.ExitCode.OK and not judged and _not_judged(config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Of implementations that failed: which bug explains it, and what was found of their conventions."""
+    for name in _not_judged(config):
+        terminalreporter.write_line(f"refattn: no success: no case was judged of {name}")
     findings = config.stash[_FINDINGS]
     if not findings:
         return

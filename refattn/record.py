@@ -7,7 +7,8 @@
 
 Of two lines on the same case the later one holds: a failure is written as soon as it is judged, and again once it
 is known what it looks like.  A run that goes on judges the cases that have no line; failures whose arrays the diagnosis
-needs, which are not kept, are run again.  Numbers that are not finite are the strings nan, inf, -inf.
+needs, which are not kept, are run again.  It goes on only with the sources (`refattn.sources`) and the limits with
+which it began.  Numbers that are not finite are the strings nan, inf, -inf.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from .case import Case
 from .conform import Journal, Report, run
-from .judge import Verdict
+from .judge import Status, Verdict
 from .probes import Convention
 from .report_json import (
     as_finite,
@@ -38,10 +39,13 @@ from .report_json import (
     verdict_as_json,
     verdict_of,
 )
+from .sources import sources
 
 __all__ = ["BadRecord", "Record", "read", "recorded_run"]
 
 FORMAT = 1
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""what a file raises that is no record, where it is read as one"""
 Line = dict[str, Any]
 
 
@@ -68,7 +72,7 @@ def recorded_run(
 
     Raises `BadRecord` besides what `run` raises.
     """
-    with Record(path) as record:
+    with Record(path, timeout, memory) as record:
         return run(
             spec, cases, jobs=jobs, timeout=timeout, memory=memory, seed=seed, expected=expected, on_start=on_start,
             on_verdict=on_verdict, probing=probing, shrinking=shrinking, journal=record,
@@ -76,25 +80,38 @@ def recorded_run(
 
 
 def read(path: Path) -> Report:
-    """The report of a record, in the order of its cases; interrupted if it is not complete."""
-    lines, _ = _lines(path, path.read_bytes())
+    """The report of a record, in the order of its cases; interrupted if it is not complete; with remarks if the kernel,
+    or refattn, is another one by now.
+    """
+    if not path.is_file():
+        raise BadRecord(f"{path} is no file; it must be what `refattn check --record` wrote")
+    try:
+        lines, _ = _lines(path, path.read_bytes())
+    except OSError as error:
+        raise BadRecord(str(error)) from None
     if not lines:
         raise BadRecord(f"{path}: no line is complete; it must be what `refattn check --record` wrote")
     try:
-        return _report(lines)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        report = _report(lines)
+        report.remarks = _remarks(lines[0], report)
+    except MALFORMED as error:
         raise BadRecord(f"{path}: {error!r}; it must be what this version of `refattn check --record` wrote") from None
+    return report
 
 
 class Record(Journal):
     """The file of a run, locked for as long as it is open; use it in a `with`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, timeout: float = 60.0, memory: float | None = None) -> None:
         self.path = path
+        self._limits = {"timeout": timeout, "memory": memory}
         self._kept: dict[Case, Line] = {}
         self._expected: Mapping[str, str] = {}
+        if path.exists() and not path.is_file():
+            raise BadRecord(f"{path} is no regular file; name a file")
         try:
-            self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+            # unbuffered: what could not be written must not be tried again when it is closed
+            self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
         except OSError as error:
             raise BadRecord(str(error)) from None
         try:
@@ -111,7 +128,7 @@ class Record(Journal):
 
     def begin(self, report: Report, cases: Sequence[Case]) -> Mapping[Case, Verdict]:
         lines, whole = _lines(self.path, self._file.read())
-        header = _header(report, cases)
+        header = _header(report, cases) | {"limits": self._limits}
         self._file.truncate(whole)  # what a kill left of the last line
         self._file.seek(whole)
         self._expected = report.expected
@@ -121,10 +138,12 @@ class Record(Journal):
             return {}
         for name, was, now in _differing(lines[0], header):
             cure = "name another file, or remove it"
+            if name.startswith("sources"):
+                raise BadRecord(f"{self.path}: {_changed(name, was)}; {cure}")
             raise BadRecord(f"{self.path} was made with {name} {was}, and this is {now}; {cure}")
         try:
             found = _report(lines)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except MALFORMED as error:
             raise BadRecord(f"{self.path}: {error!r}; name another file, or remove it") from None
         self._kept = {Case.from_json(line["case"]): line for line in lines if "case" in line}
         as_expected = all(
@@ -150,8 +169,14 @@ class Record(Journal):
         self._write({"diagnosis": list(report.diagnosis), "smallest": report.smallest})
 
     def _write(self, line: Line) -> None:
-        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-        self._file.flush()
+        left, begin = json.dumps(line, allow_nan=False).encode() + b"\n", self._file.tell()
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            self._file.truncate(begin)
+            cure = "what was written before is kept, and the same command goes on from there"
+            raise BadRecord(f"{self.path}: {error.strerror}; {cure}") from None
 
 
 def _lock(file: int, path: Path) -> None:
@@ -175,11 +200,15 @@ def _lines(path: Path, data: bytes) -> tuple[list[Line], int]:
     lines = []
     for number, text in enumerate(data[:whole].splitlines(), 1):
         try:
-            lines.append(json.loads(text))
-        except ValueError as error:
+            line = json.loads(text)
+            if not isinstance(line, dict):
+                raise ValueError(f"{text[:20]!r} must be a JSON object")
+            lines.append(line)
+        except (ValueError, RecursionError) as error:
             raise BadRecord(f"{path}:{number}: {error}; name another file, or remove it") from None
-    if lines and lines[0].get("format") != FORMAT:
-        raise BadRecord(f"{path}: format {lines[0].get('format')} must be {FORMAT}; name another file")
+    found = lines[0].get("format") if lines else FORMAT
+    if type(found) is not int or found != FORMAT:
+        raise BadRecord(f"{path}: format {found} must be {FORMAT}; name another file")
     return lines, whole
 
 
@@ -192,8 +221,18 @@ def _header(report: Report, cases: Sequence[Case]) -> Line:
         "seed": report.seed,
         "cases": {"number": len(cases), "digest": digest, "ids": [case.id for case in cases]},
         "implementation": implementation_as_json(report),
+        "sources": sources(report.spec),
         "platform": {"python": platform.python_version(), "numpy": np.__version__, "processor": _processor()},
     }
+
+
+def _check(verdict: Verdict, expected: Any) -> None:
+    """Refuse what no run has written."""
+    if verdict.status not in get_args(Status):
+        raise ValueError(f"status {verdict.status!r} must be one of {' '.join(get_args(Status))}")
+    texts = (*verdict.reasons, *verdict.notes, *verdict.suspicions, "" if expected is None else expected)
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"{verdict.case.id}: reasons, notes, suspicions and expected_failure must be text")
 
 
 def _differing(was: Line, now: Line, before: str = "") -> list[tuple[str, Any, Any]]:
@@ -206,6 +245,25 @@ def _differing(was: Line, now: Line, before: str = "") -> list[tuple[str, Any, A
         elif value != other:
             found.append((before + name, other, value))
     return found
+
+
+def _changed(name: str, was: Any) -> str:
+    """What is to be said of a digest that is another one; `was` is None where the record has none."""
+    if was is None:
+        return "it does not say of which sources it was made"
+    return f"{'refattn' if name == 'sources.refattn' else 'the kernel'} has changed since"
+
+
+def _remarks(header: Line, report: Report) -> tuple[str, ...]:
+    """Whether it is complete, and of these sources."""
+    done, all_of_it = len(report.verdicts), report.selected
+    remarks = [f"{done:,} of {all_of_it:,} cases, not complete"] if report.interrupted else []
+    now, was = sources(report.spec), header.get("sources")
+    if was is not None and was["kernel"] and not now["kernel"]:
+        remarks.append("its kernel is not found here, so whether that has changed is not known")
+        now["kernel"] = was["kernel"]
+    differing = _differing({"sources": was}, {"sources": now})
+    return (*remarks, *(_changed(name, value) for name, value, _ in differing))
 
 
 def _processor() -> str:
@@ -225,6 +283,7 @@ def _report(lines: Sequence[Line]) -> Report:
     for line in lines[1:]:
         if "case" in line:
             verdict = verdict_of(line)
+            _check(verdict, line["expected_failure"])
             verdicts[verdict.case] = verdict
             expected[verdict.case.id] = line["expected_failure"]
         elif "probed" in line:

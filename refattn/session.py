@@ -17,9 +17,10 @@ from .expected import expected_failures, shipped
 from .implementation import wrap
 from .judge import Verdict
 from .probes import probes
+from .said import cleaned, plain
 from .worker import Worker
 
-__all__ = ["Examination", "Session", "merged", "summary"]
+__all__ = ["Examination", "Session", "merged", "not_judged", "summary"]
 
 
 @dataclass
@@ -34,10 +35,21 @@ class Examination:
     """whether one that is expected to fail must"""
     suspects: Suspects = field(default_factory=Suspects)
     counts: dict[str, int] = field(default_factory=dict)
+    judged: int = 0
+    """how many cases were judged, or were not because it needs what this machine has not"""
+    refused: int = 0
+
+    @property
+    def name(self) -> str:
+        return plain(self.spec or self.candidate.description.name)
 
     def examine(self, case: Case) -> Verdict:
         """The verdict, of a failure with what it looks like; an expected one is not looked at."""
-        verdict = examine(self.candidate, case)
+        verdict = cleaned(examine(self.candidate, case))
+        if verdict.status != "unsupported" or " ".join(verdict.reasons).startswith("needs "):
+            self.judged += 1
+        else:
+            self.refused += 1
         if case.id in self.expected:
             return verdict
         self.counts[verdict.status] = self.counts.get(verdict.status, 0) + 1
@@ -49,8 +61,8 @@ class Examination:
             return {}
         about, rows = self.candidate.description, probes(self.candidate).rows
         return {
-            "name": self.spec or about.name,
-            "about": " ".join(x for x in (about.name, about.version) if x),
+            "name": self.name,
+            "about": plain(" ".join(x for x in (about.name, about.version) if x)),
             "counts": dict(self.counts),
             "found": [f"{row.name}: {row.found}" for row in rows],
             "mismatches": [str(row) for row in rows if not row.fits],
@@ -84,6 +96,10 @@ class Session:
     def findings(self) -> list[dict[str, Any]]:
         return [found for examination in self._examinations.values() if (found := examination.findings())]
 
+    def tally(self) -> list[tuple[str, int, int]]:
+        """Of each implementation its name, and how many cases were judged and refused."""
+        return [(one.name, one.judged, one.refused) for one in self._examinations.values()]
+
     def close(self) -> None:
         for examination in self._examinations.values():
             examination.candidate.close()
@@ -98,6 +114,15 @@ def merged(findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             one["counts"][status] = one["counts"].get(status, 0) + n
         one["diagnoses"] += [lines for lines in found["diagnoses"] if lines and lines not in one["diagnoses"]]
     return list(whole.values())
+
+
+def not_judged(tally: Sequence[tuple[str, int, int]]) -> list[str]:
+    """The names of those of which, in all processes together, cases were refused and none was judged."""
+    judged: dict[str, int] = {}
+    refused: dict[str, int] = {}
+    for name, n, m in tally:
+        judged[name], refused[name] = judged.get(name, 0) + n, refused.get(name, 0) + m
+    return [name for name, n in judged.items() if not n and refused[name]]
 
 
 def summary(found: Mapping[str, Any]) -> list[str]:

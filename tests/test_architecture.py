@@ -14,7 +14,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "refattn"
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("dropout", "dtypes", "montecarlo", "resident", "rotary", "score_mods", "visibility"),
+    ("dropout", "dtypes", "montecarlo", "resident", "rotary", "score_mods", "sources",
+     "visibility"),  # fmt: skip
     ("alibi", "drawn", "layouts", "oracle", "online", "patterns", "quantise", "storage"),
     ("masks", "precision"),
     ("case", "exchange", "tensors"),
@@ -25,7 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("aggregate", "calling", "mutants"),
     ("worker", "judge", "selection"),
     ("vectors",),
-    ("laws", "public_rules", "sampling"),
+    ("laws", "public_rules", "said", "sampling"),
     ("examine", "localise", "probes", "shrink"),
     ("diagnose", "judges", "picture"),
     ("conform", "honest", "judgement", "proofs"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import importlib.util
 import json
+import os
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,9 +13,9 @@ import pytest
 import test_cli
 from test_cli import BASIC, MASKED, Run
 
-from refattn import expected
-from refattn.cases import FULL, by_id, select
-from refattn.check_command import progress_lines
+from refattn import cli, expected
+from refattn.cases import CASES, FULL, by_id, select
+from refattn.check_command import _check_size, progress_lines
 from refattn.judge import Verdict
 from refattn.laws import rows
 
@@ -118,3 +119,32 @@ def test_jobs_and_memory(refattn: Run) -> None:
     pytest.importorskip("psutil", reason="psutil is not installed")
     base = ["check", "my_kernel:ignores_masks", "--case", MASKED, "--case", BASIC, "--case", "causal-f64"]
     assert refattn(*base, "--jobs", 2, "--memory", 4) == refattn(*base)
+
+
+@pytest.mark.parametrize("sizes, message", [
+    ({"Lk": 10**12}, "Lk=1000000000000 must be <= 268,435,456"),
+    ({"Lk": 10**8}, "numbers in q, k, v, out must be <= 268,435,456; make B, H, Lq, Lk or D smaller"),
+    ({"Lq": 10**6, "Lk": 10**6}, "1,000,000,000,000 scores must be <= 1,073,741,824"),
+])  # fmt: skip
+def test_a_case_beyond_memory_is_refused(refattn: Run, sizes: dict[str, int], message: str) -> None:
+    code, out, err = refattn("check", "--case-json", json.dumps({"id": "a", "why": "b", **sizes}))
+    assert (code, out) == (2, "") and message in err
+
+
+def test_the_limit_is_beyond_the_suite() -> None:
+    for case in CASES:
+        _check_size(case)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs /dev/null")
+def test_a_record_is_a_regular_file(refattn: Run) -> None:
+    code, out, err = refattn("check", "--case", BASIC, "--record", "/dev/null")
+    assert code == 2 and "/dev/null is no regular file" in err and "Traceback" not in err
+
+
+def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_parser", interrupted)
+    assert cli.main(["check"]) == 130 and capsys.readouterr().err == "refattn: interrupted\n"

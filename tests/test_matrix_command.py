@@ -15,7 +15,7 @@ import candidates
 import pytest
 
 from refattn import cli
-from refattn.matrix.columns import columns
+from refattn.matrix.columns import _file, columns
 
 Run = Callable[..., tuple[int, str, str]]
 CASES = ("--case", "full-tiny-f32", "--case", "causal-tiny-f32")
@@ -143,3 +143,62 @@ def test_a_library_that_is_missing_is_no_failure(
 def test_mistakes_of_the_caller(refattn: Run, arguments: tuple[str, ...], text: str) -> None:
     code, out, err = refattn(*arguments)
     assert code == 2 and out == "" and err.startswith("refattn: error: ") and text in err
+
+
+def test_a_kernel_that_cannot_be_loaded_any_more_is_not_shown_as_passed(
+    refattn: Run, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "fading.py").write_text((folder / "counting.py").read_text())
+    assert refattn("fading:attention", *CASES, "--runs", tmp_path)[0] == 0
+    (folder / "fading.py").write_text("raise RuntimeError('gone')\n")
+    for arguments in (("fading:attention", *CASES, "--runs", tmp_path), ("--runs", tmp_path)):
+        code, out, _ = refattn(*arguments)
+        assert code == 1 and "cannot be loaded" in out and "passed" not in out
+    (folder / "fading.py").write_text((folder / "counting.py").read_text() + "# new\n")
+    code, _, err = refattn("fading:attention", *CASES, "--runs", tmp_path)
+    assert code == 2 and "the kernel has changed since" in err
+    (tmp_path / "fading.attention.unloaded.json").unlink()
+    code, out, _ = refattn("--runs", tmp_path)
+    assert code == 0 and "2 passed" in out and "the kernel has changed since" in out
+
+
+def test_refusing_all_is_no_success(refattn: Run, folder: Path, tmp_path: Path) -> None:
+    for name, reason in (("refuses", "I do nothing"), ("lacks", "needs a GPU")):
+        (folder / f"{name}.py").write_text(
+            f"from refattn.precision import Unsupported\ndef attention(q, k, v):\n    raise Unsupported({reason!r})\n"
+        )
+    code, out, _ = refattn("refuses:attention", "--case", "full-tiny-f32", "--runs", tmp_path / "a")
+    assert code == 1 and "no success: no case was judged" in out
+    code, out, _ = refattn("lacks:attention", "--case", "full-tiny-f32", "--runs", tmp_path / "b")
+    assert code == 0 and "not run: needs a GPU" in out and "no success" not in out
+
+
+def test_an_incomplete_run_is_called_so(refattn: Run, tmp_path: Path) -> None:
+    files = {name: tmp_path / f"matrix.{name}" for name in ("html", "markdown", "json")}
+    assert refattn("my_kernel:honest", *CASES, "--runs", tmp_path)[0] == 0
+    path = tmp_path / "my_kernel.honest.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
+    _, out, _ = refattn("--runs", tmp_path, *(x for name, file in files.items() for x in (f"--{name}", file)))
+    assert all("1 of 2 cases, not complete" in text for text in (out, *(f.read_text("utf-8") for f in files.values())))
+
+
+def test_what_is_no_run_is_refused_by_name(refattn: Run, tmp_path: Path) -> None:
+    for text in ("[", "[1]", "{}", '{"spec": 1, "why": "", "said": ""}'):
+        bad = tmp_path / "bad.unloaded.json"
+        bad.write_text(text)
+        code, _, err = refattn("--runs", tmp_path)
+        assert code == 2 and "bad.unloaded.json is not what" in err, text
+    bad.unlink()
+    (tmp_path / "d.jsonl").mkdir()
+    code, _, err = refattn("--runs", tmp_path)
+    assert code == 2 and "d.jsonl is no file" in err
+    (tmp_path / "file").write_text("")
+    for arguments in (("--runs", tmp_path / "file"), ("my_kernel:honest", *CASES, "--runs", tmp_path / "file")):
+        code, _, err = refattn(*arguments)
+        assert code == 2 and "is a file; it must be a folder" in err
+
+
+def test_each_spec_has_a_file_of_its_own() -> None:
+    specs = ("cands:right", "cands/right", "cands right", "cands.right", "a:b.c", "a.b:c", "é", "ü", "torch")
+    assert len({_file(Path(), spec) for spec in specs}) == len(specs)
+    assert _file(Path(), "cands:right").name == "cands.right.jsonl" and _file(Path(), "torch").name == "torch.jsonl"

@@ -235,3 +235,31 @@ def test_other_runs_are_not_disturbed(pytester: pytest.Pytester) -> None:
     )
     result = pytester.runpytest_subprocess("-p", "no:hypothesispytest", "-W", "error", "--strict-markers")
     result.assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize("reason, code, said", [
+    ("I do nothing", 1, True), ("needs a GPU", 0, False),
+])  # fmt: skip
+@pytest.mark.parametrize("processes", [0, 2])
+def test_refusing_all_is_no_success(
+    pytester: pytest.Pytester, reason: str, code: int, said: bool, processes: int
+) -> None:
+    if processes:
+        pytest.importorskip("xdist")
+    pytester.makepyfile(
+        refuses="from refattn.precision import Unsupported\n"
+        f"def attention(q, k, v):\n    raise Unsupported({reason!r})\n"
+    )
+    workers = ("-n", str(processes)) if processes else ()
+    result = pytester.runpytest_subprocess("--attention", "refuses:attention", *SUITE, "-k", "tiny-f32", *workers)
+    assert result.ret == code and result.parseoutcomes().keys() <= {"skipped", "deselected", "warnings"}
+    assert ("no success: no case was judged of refuses:attention" in result.stdout.str()) == said
+    assert "no success" not in run(pytester, "--attention", "my_kernel:plain", *SUITE, *FEW).stdout.str()
+
+
+def test_a_lone_surrogate_does_not_lose_the_processes(pytester: pytest.Pytester) -> None:
+    pytest.importorskip("xdist")
+    pytester.makepyfile(says="def attention(q, k, v):\n    raise ValueError('half \\ud800')\n")
+    result = pytester.runpytest_subprocess("--attention", "says:attention", *SUITE, "-k", "full-tiny-f32", "-n", "1")
+    result.assert_outcomes(failed=1)
+    assert r"half \ud800" in result.stdout.str() and "INTERNALERROR" not in result.stdout.str()

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from refattn import record
 from refattn.case import Case
 from refattn.cases import CASES, by_id
 from refattn.conform import Report, run
@@ -283,3 +285,119 @@ def test_several_judges_say_what_one_says(tmp_path: Path, monkeypatch: pytest.Mo
     )  # fmt: skip
     assert told(one) == told(two) == told(read(tmp_path / "run.jsonl"))
     assert seen == [case.id for case in SUITE]
+
+
+KERNEL = (
+    "from refattn import attention as true\n"
+    "def attention(q, k, v):\n"
+    "    return true(q, k, v).out.astype(q.dtype)\n"
+)
+
+
+@pytest.mark.parametrize("file, edited", [
+    ("solo.py", "solo:attention"), ("packed/__init__.py", "packed.kernel:attention"),
+    ("packed/inner.cu", "packed.kernel:attention"), ("packed/kernel.py", "packed.kernel:attention"),
+])  # fmt: skip
+def test_a_record_does_not_outlive_its_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, edited: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "packed").mkdir()
+    for name in ("solo.py", "packed/kernel.py"):
+        (tmp_path / name).write_text(KERNEL)
+    for name in ("packed/__init__.py", "packed/inner.cu", "packed/notes.txt"):
+        (tmp_path / name).write_text("")
+    path = tmp_path / "run.jsonl"
+    recorded_run(edited, SUITE[:1], path)
+    (tmp_path / "packed/notes.txt").write_text("not a source")
+    assert recorded_run(edited, SUITE[:1], path).recorded == 1 and read(path).remarks == ()
+    with (tmp_path / file).open("a") as source:
+        source.write("# another\n")
+    with pytest.raises(BadRecord, match="the kernel has changed since; name another file, or remove it"):
+        recorded_run(edited, SUITE[:1], path)
+    assert read(path).remarks == ("the kernel has changed since",)
+    monkeypatch.chdir("/")
+    assert "not found here" in read(path).remarks[0]
+
+
+def test_a_record_does_not_outlive_refattn_or_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.jsonl"
+    recorded_run(Counted().made(), SUITE, path, timeout=5.0)
+    with pytest.raises(BadRecord, match=r"made with limits.timeout 5.0, and this is 60.0"):
+        recorded_run(Counted().made(), SUITE, path)
+    real = record.sources
+    monkeypatch.setattr(record, "sources", lambda spec: real(spec) | {"refattn": "0"})
+    with pytest.raises(BadRecord, match="refattn has changed since"):
+        recorded_run(Counted().made(), SUITE, path, timeout=5.0)
+    assert read(path).remarks == ("refattn has changed since",)
+
+
+def test_a_record_without_sources_is_read_and_not_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    recorded_run(Counted().made(), SUITE, path)
+    header, *rest = path.read_bytes().splitlines(keepends=True)
+    old = json.loads(header)
+    del old["sources"], old["limits"]
+    path.write_bytes(json.dumps(old).encode() + b"\n" + b"".join(rest[:-2]))
+    assert read(path).remarks == ("4 of 5 cases, not complete", "it does not say of which sources it was made")
+    with pytest.raises(BadRecord, match="does not say of which sources"):
+        recorded_run(Counted().made(), SUITE, path)
+
+
+@posix
+def test_only_a_regular_file_is_a_record(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", Path("/dev/null"), Path("/dev/full")):
+        with pytest.raises(BadRecord, match="is no regular file; name a file"):
+            Record(path)
+    with pytest.raises(BadRecord, match="is no file"):
+        read(tmp_path)
+
+
+@posix
+def test_a_full_disk_leaves_a_record_that_goes_on(tmp_path: Path) -> None:
+    import resource
+
+    whole, path = tmp_path / "whole.jsonl", tmp_path / "run.jsonl"
+    wanted = told(recorded_run(Counted().made(), SUITE, whole))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (whole.stat().st_size * 2 // 3, before[1]))
+    try:
+        with pytest.raises(BadRecord, match="File too large; what was written before is kept"):
+            recorded_run(Counted().made(), SUITE, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_bytes().endswith(b"\n") and read(path).verdicts
+    assert told(recorded_run(Counted().made(), SUITE, path)) == wanted
+
+
+@pytest.mark.parametrize("edit, message", [
+    (lambda data: data.replace(b'"status": "passed"', b'"status": "fine"', 1), "status 'fine' must be one of"),
+    (lambda data: data.replace(b'"reasons": []', b'"reasons": [1]', 1), "must be text"),
+    (lambda data: data.replace(b'"format": 1', b'"format": true', 1), "format True must be 1"),
+    (lambda data: data + b"[1]\n", "must be a JSON object"),
+    (lambda data: data + b"[" * 100_000 + b"\n", "recursion"),
+])  # fmt: skip
+def test_a_corrupt_record_is_refused(tmp_path: Path, edit: Any, message: str) -> None:
+    path = tmp_path / "run.jsonl"
+    recorded_run(Counted().made(), SUITE, path)
+    path.write_bytes(edit(path.read_bytes()))
+    with pytest.raises(BadRecord, match=message):
+        read(path)
+    with pytest.raises(BadRecord, match=message):
+        recorded_run(Counted().made(), SUITE, path)
+
+
+@pytest.mark.parametrize("said, kept", [
+    ("red \x1b[31m \x00 \ud800", r"ValueError: red \\x1b\[31m \\x00 \\ud800$"),
+    ("begin" + "z" * 200_000 + "end", r"(?s)begin.*characters are left out.*zend$"),
+])  # fmt: skip
+def test_what_a_kernel_says_is_plain_and_short(tmp_path: Path, said: str, kept: str) -> None:
+    def attention(case: Case, given: Mapping[str, Any]) -> Any:
+        raise ValueError(said)
+
+    path = tmp_path / "run.jsonl"
+    report = recorded_run(implementation("raises")(attention), SUITE[:1], path)
+    (reason,) = report.verdicts[0].reasons
+    assert re.search(kept, reason) and len(reason) < 4200 and reason.isprintable() == ("\n" not in reason)
+    assert reason.encode() and read(path).verdicts[0].reasons == (reason,)

@@ -5,6 +5,7 @@ What cannot be loaded leaves a file NAME.unloaded.json instead, so that its colu
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -22,6 +23,7 @@ from ..case import Case
 from ..conform import BadContract
 from ..expected import expected_failures, shipped
 from ..record import BadRecord, read, recorded_run
+from ..said import plain
 from ..worker import CannotLoad
 from .table import Column
 
@@ -105,11 +107,11 @@ def _measure(
         report = recorded_run(spec, cases, record, expected=expected, probing=probing, shrinking=True, **options)
     except (CannotLoad, BadContract) as error:
         why, said = _why(spec, error)
-        if not record.stat().st_size:
+        if record.is_file() and not record.stat().st_size:
             record.unlink()
-        unloaded.write_text(json.dumps({"spec": spec, "why": why, "said": said}))
+        unloaded.write_text(json.dumps({"spec": spec, "why": why, "said": plain(said)}))
         pipe.send((True, why))
-    except BadRecord as error:
+    except (BadRecord, OSError) as error:
         pipe.send((False, str(error)))
     else:
         unloaded.unlink(missing_ok=True)
@@ -135,16 +137,39 @@ def _why(spec: str, error: Exception) -> tuple[str, str]:
 
 
 def columns(folder: Path, specs: Sequence[str] = ()) -> list[Column]:
-    """What is in the folder, in the order of `specs`, or of the names; without specs, all of it."""
+    """What is in the folder, in the order of `specs`, or of the names; without specs, all of it.
+
+    What could not be loaded the last time has no run, though an older one may be there.
+    """
     found: dict[str, Column] = {}
-    for path in sorted(folder.glob("*.unloaded.json")):
-        data = json.loads(path.read_text())
-        found[data["spec"]] = Column(data["spec"], None, data["why"], data["said"])
-    for path in sorted(folder.glob("*.jsonl")):
+    records = [_file(folder, spec) for spec in specs] or sorted(folder.glob("*.jsonl"))
+    for path in records:
+        if specs and not path.exists():
+            continue
         report = read(path)
+        if report.spec in found:
+            raise BadRecord(f"{path}: another file there is of {report.spec} too; remove the older one")
         found[report.spec] = Column(report.spec, report)
+    for path in sorted(folder.glob("*.unloaded.json")):
+        column = _unloaded(path)
+        found[column.spec] = column
     return [found[spec] for spec in specs or sorted(found) if spec in found]
 
 
+def _unloaded(path: Path) -> Column:
+    try:
+        data = json.loads(path.read_bytes())
+        spec, why, said = (data[name] for name in ("spec", "why", "said"))
+        if all(isinstance(text, str) for text in (spec, why, said)):
+            return Column(spec, None, why, said)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        pass
+    raise BadRecord(f"{path} is not what `refattn matrix` writes of an implementation that it cannot load; remove it")
+
+
 def _file(folder: Path, spec: str, ending: str = ".jsonl") -> Path:
-    return folder / (re.sub(r"[^A-Za-z0-9_.-]+", ".", spec) + ending)
+    """Its name says the spec; where two specs would have the same, a digest tells them apart."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", ".", spec)
+    if not re.fullmatch(r"[A-Za-z0-9_-]+|[A-Za-z0-9_.]+:[A-Za-z0-9_]+", spec):
+        name += "-" + hashlib.sha256(spec.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return folder / (name + ending)

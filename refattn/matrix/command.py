@@ -34,7 +34,7 @@ def add_parser(commands: Any, parents: Sequence[argparse.ArgumentParser]) -> arg
     """`parents` bring the options of `refattn.selection`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "matrix", parents=list(parents), help="many implementations, and a page of what works where",
-        description="Exit code 0 if nothing failed but what is known to, 1 if something did.",
+        description="Exit code 0 if nothing failed but what is known to, 1 if something did, or nothing was judged.",
     )  # fmt: skip
     parser.add_argument("implementations", nargs="*", metavar="IMPL", help="as of check; none: what is in --runs")
     parser.add_argument(
@@ -57,6 +57,7 @@ def add_parser(commands: Any, parents: Sequence[argparse.ArgumentParser]) -> arg
 def command(arguments: argparse.Namespace) -> int:
     """Run what is not there yet, write the files, say the totals; the exit code."""
     from ..record import BadRecord
+    from ..said import plain
     from .columns import CannotMeasure
     from .table import made
     from .variants import joined
@@ -74,7 +75,9 @@ def command(arguments: argparse.Namespace) -> int:
     table = made(found, arguments.row)
     _write(arguments, table)
     for column in found:
-        print(f"{column.spec}: {column.name}: {column.not_run or _counts(column)}")
+        judged = "no success: no case was judged: " if column.vacuous else ""
+        told = "; ".join((f"{judged}{column.not_run or _counts(column)}", *column.remarks))
+        print(f"{column.spec}: {plain(f'{column.name}: {told}')}")
     return 1 if table.bad() else 0
 
 
@@ -84,6 +87,8 @@ def _columns(arguments: argparse.Namespace, cases: Sequence[Case]) -> list[Colum
     specs = list(dict.fromkeys(arguments.implementations))
     if not specs and arguments.runs is None:
         raise CannotDraw("name implementations, such as torch jax onnx, or --runs DIR with runs in it")
+    if arguments.runs is not None and arguments.runs.exists() and not arguments.runs.is_dir():
+        raise CannotDraw(f"--runs {arguments.runs} is a file; it must be a folder")
     if not specs:
         found = columns(arguments.runs)
         if not found:

@@ -37,6 +37,7 @@ def as_markdown(table: Table, page: str = "") -> str:
         if len(set(found) - {"·"}) > 1:
             lines.append(f"| {_cell(words(name))} | {' | '.join(map(_cell, found))} |")
     lines += ["", *(f"- {_cell(c.spec)}: {_cell(c.not_run)}" for c in table.columns if c.not_run)]
+    lines += [f"- {_cell(c.spec)}: {_cell('; '.join(c.remarks))}" for c in table.columns if c.remarks]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -85,6 +86,7 @@ def _column(column: Column) -> dict[str, Any]:
         "name": report.description.name,
         "version": report.description.version,
         "not_run": column.not_run,
+        "remarks": list(column.remarks),
         "counts": report.counts(),
         "found": {row.name: row.found for row in report.probed},
         "conventions": report.description.conventions.declared(),

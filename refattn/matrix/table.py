@@ -64,6 +64,20 @@ class Column:
         needed = [why for why in reasons if why.startswith("needs ")] or reasons
         return f"not run: {needed[0]}" if len(needed) == 1 else ""
 
+    @property
+    def vacuous(self) -> bool:
+        """Whether it was run, and nothing was judged, though nothing is missing that it needs."""
+        if self.report is None:
+            return False
+        return all(
+            v.status == "unsupported" and not reason(v).startswith("needs ") for v in self.report.verdicts
+        )
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is to be known of its run besides the verdicts."""
+        return self.report.remarks if self.report else ()
+
     @cached_property
     def by_id(self) -> dict[str, Verdict]:
         return {v.case.id: v for v in self.report.verdicts} if self.report else {}
@@ -78,10 +92,12 @@ class Column:
         return sorted((v for v in self.by_id.values() if v.status == "failed"), key=lambda v: v.case.id in known)
 
     def bad(self) -> bool:
-        """Whether something is wrong that was not expected: a failure, a broken promise, an error when it is loaded."""
+        """Whether something is wrong that was not expected: a failure, a broken promise, an error when it is loaded,
+        or that nothing was judged.
+        """
         if self.report is None:
             return self.why != "not installed"
-        return bool(self.report.failures() or self.report.broken_promises())
+        return bool(self.report.failures() or self.report.broken_promises() or self.vacuous)
 
 
 @dataclass(frozen=True)
