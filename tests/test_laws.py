@@ -643,7 +643,7 @@ def test_command_runs_the_laws_of_an_implementation(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--laws", "--case", "x"), "--laws and --case, --chapter, --feature, --full exclude each other"),
+        (("--laws", "--case", "x"), "--laws and --case exclude each other"),
         (("--law", "nothing"), "--law: 'nothing' matches no law"),
         (("--laws", "--dtype", "float128"), "no law applies to what is selected"),
     ],
