@@ -48,7 +48,7 @@ def _version(column: Column) -> str:
 def _said(cell: Cell) -> str:
     mark = MARKS[cell.kind]
     if cell.failed:
-        return f"{mark} {cell.good}/{cell.judged}, {short(cell.failed[0])}"
+        return f"{mark} {cell.good}/{cell.judged}, {short(cell.worst)}"
     return f"{mark} {cell.good}/{cell.judged}" if cell.judged else mark
 
 

@@ -40,8 +40,9 @@ class Column:
 
     @property
     def label(self) -> str:
-        """What stands at the head of the column."""
-        return self.spec.rpartition(":")[2] if ":" in self.spec else self.spec
+        """What stands at the head of the column: a bare name, or the last module and the callable."""
+        last = self.spec.rpartition(".")[2]
+        return last if ":" in last else self.spec
 
     @property
     def name(self) -> str:
@@ -131,6 +132,15 @@ class Cell:
             return v.case.id in self.known, not told_apart, v.case.B * v.case.H * v.case.Lq * v.case.Lk
 
         return tuple(sorted((v for v in self.verdicts if v.status == "failed"), key=rank))
+
+    @property
+    def worst(self) -> Verdict:
+        """Of what failed, of the unexpected if there is any, the one that is furthest off."""
+
+        def off(v: Verdict) -> float:
+            return max((o.ratio for o in v.outputs if not o.passed), default=-1.0)
+
+        return max([v for v in self.failed if v.case.id not in self.known] or self.failed, key=off)
 
     @property
     def kind(self) -> Kind:
