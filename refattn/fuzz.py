@@ -56,6 +56,7 @@ def fuzz(
 
     outcome = Outcome()
     ours: list[tuple[Case, Exception]] = []
+    drawn = cases(**_taken(candidate), lengths=LENGTHS)
     begin = time.monotonic()
 
     def late() -> bool:
@@ -78,7 +79,7 @@ def fuzz(
                 outcome.failure = verdict
             raise _Failed
 
-    batch, drawn = 0, cases(**_taken(candidate), lengths=LENGTHS)
+    batch = 0
     while not (outcome.failure or ours or late()):
         settings = hypothesis.settings(
             max_examples=BATCH,

@@ -132,7 +132,7 @@ def test_seeds_differ_and_repeat() -> None:
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     candidates.install(tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["fuzz", "my_kernel:ignores_masks", "--seconds", "0.7"]) == 1
+    assert cli.main(["fuzz", "my_kernel:ignores_masks", "--seconds", "3"]) == 1
     out = capfd.readouterr().out
     replay = next(line for line in out.splitlines() if "replay: " in line)
     text = replay.partition("--case-json ")[2]
