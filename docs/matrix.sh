@@ -6,7 +6,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-docs}
 refattn matrix \
-  torch torch-math torch-flash torch-mha torch-flex jax jax-flash onnx onnx-opset24 onnxruntime onnxruntime-mha onnxruntime-gqa \
-  openvino tensorflow keras mlx tinygrad triton transformers transformers-sdpa transformers-gemma2 transformers-gpt_oss \
-  flash_attn flashinfer xformers refattn \
+  torch torch-math torch-flash torch-flex torch-mha torch-mha_weights \
+  transformers transformers-sdpa transformers-gemma2 transformers-gpt_oss jax jax-flash jax-splash \
+  onnx onnx-opset24 onnx-opset25 onnxruntime onnxruntime-opset24 onnxruntime-opset25 onnxruntime-mha onnxruntime-gqa \
+  openvino openvino-bf16 mlx tinygrad keras tensorflow tensorflow-attention triton flash_attn flashinfer xformers refattn \
   --runs "${RUNS:-runs}" --jobs "${JOBS:-1}" --html "$out/matrix.html" --markdown "$out/MATRIX.md" "$@"
