@@ -18,7 +18,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, get_args
@@ -58,25 +58,16 @@ def recorded_run(
     cases: Sequence[Case],
     path: Path,
     *,
-    jobs: int = 1,
     timeout: float = 60.0,
     memory: float | None = None,
-    seed: int = 0,
-    expected: Mapping[str, str] | None = None,
-    on_start: Callable[[Report], object] = lambda report: None,
-    on_verdict: Callable[[Verdict], bool | None] = lambda verdict: None,
-    probing: bool = False,
-    shrinking: bool = False,
+    **options: Any,
 ) -> Report:
     """`refattn.conform.run`, written to `path` as it goes; where that has some of it, the run goes on from there.
 
-    Raises `BadRecord` besides what `run` raises.
+    `options` are the others of `run`.  Raises `BadRecord` besides what `run` raises.
     """
     with Record(path, timeout, memory) as record:
-        return run(
-            spec, cases, jobs=jobs, timeout=timeout, memory=memory, seed=seed, expected=expected, on_start=on_start,
-            on_verdict=on_verdict, probing=probing, shrinking=shrinking, journal=record,
-        )  # fmt: skip
+        return run(spec, cases, timeout=timeout, memory=memory, journal=record, **options)
 
 
 def read(path: Path) -> Report:

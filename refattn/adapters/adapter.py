@@ -25,9 +25,10 @@ import numpy as np
 
 from ..case import Cache, Case, Packed, Paged
 from ..dtypes import FORMATS
+from ..masks import Causal
 from ..precision import Conventions, Precision, preset
 
-__all__ = ["FEATURES", "Adapter", "NotInstalled", "additive", "hides", "visible"]
+__all__ = ["FEATURES", "Adapter", "NotInstalled", "additive", "hides", "is_causal", "sees_nothing", "visible"]
 
 Array = np.ndarray[Any, Any]
 
@@ -117,6 +118,17 @@ class Adapter:
 def hides(case: Case) -> bool:
     """Whether the case has a mask, or lengths: whether a row may not see every key."""
     return not (case.mask is case.q_lens is case.k_lens is None)
+
+
+def is_causal(case: Case, align: Literal["top_left", "bottom_right"] = "top_left") -> bool:
+    """Whether a causal mask of that alignment is all that the case hides."""
+    return case.mask == Causal(align) and case.q_lens is case.k_lens is None
+
+
+def sees_nothing(case: Case) -> bool:
+    """Whether some query that exists sees no key."""
+    rows = np.asarray(visible(case).any(-1))
+    return not all(rows[b, :, :n].all() for b, n in enumerate(case.lengths[0]))
 
 
 def visible(case: Case) -> Array:

@@ -10,14 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ..case import Case
 from ..exchange import from_torch, to_torch
 from ..masks import Causal, Window
-from .adapter import Adapter, visible
+from .adapter import Adapter
 
-__all__ = ["CudaAdapter", "bottom_right_window", "from_device", "on_device", "sees_nothing"]
+__all__ = ["CudaAdapter", "bottom_right_window", "from_device", "on_device"]
 
 
 @dataclass(frozen=True)
@@ -54,10 +52,3 @@ def bottom_right_window(case: Case) -> tuple[int, int] | None:
     if isinstance(mask, Window) and mask.align == "bottom_right":
         return -1 if mask.left is None else mask.left, -1 if mask.right is None else mask.right
     return None
-
-
-def sees_nothing(case: Case) -> bool:
-    """Whether some query that exists sees no key."""
-    rows = np.asarray(visible(case).any(-1))
-    lens = case.q_lens or (case.Lq,) * case.B
-    return not all(rows[b, :, :n].all() for b, n in enumerate(lens))

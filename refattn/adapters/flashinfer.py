@@ -16,8 +16,8 @@ import numpy as np
 
 from ..case import Case, Paged
 from ..precision import Conventions, Precision, preset
-from .adapter import visible
-from .cuda import CudaAdapter, bottom_right_window, from_device, on_device, sees_nothing
+from .adapter import sees_nothing, visible
+from .cuda import CudaAdapter, bottom_right_window, from_device, on_device
 
 __all__ = ["FlashInfer", "default"]
 

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..case import Case
-from ..masks import Causal
 from ..precision import Conventions, Precision, preset
-from .adapter import Adapter, hides, visible
+from .adapter import Adapter, hides, is_causal, visible
 
 __all__ = ["FLUSHED", "default", "gradients", "library"]
 
@@ -50,7 +49,7 @@ class DotProductAttention(Adapter):
         keras, tf = library("keras"), library("tensorflow")
         names = [n for n in ("q", "k", "v", "bias") if n in given]
         x = {n: tf.constant(given[n] if n == "bias" else given[n].swapaxes(1, 2)) for n in names}
-        causal = case.mask == Causal("top_left") and case.q_lens is case.k_lens is None
+        causal = is_causal(case)
         mask = None if causal or not hides(case) else visible(case)
         options = {"mask": mask, "bias": x.get("bias"), "is_causal": causal, "scale": case.scale}
         with tf.GradientTape() as tape:

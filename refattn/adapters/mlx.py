@@ -15,9 +15,9 @@ import numpy as np
 
 from ..case import Case
 from ..exchange import as_numpy, hand_over
-from ..masks import Causal
+from ..oracle import scale_of
 from ..precision import Conventions, Precision, preset
-from .adapter import Adapter, hides, visible
+from .adapter import Adapter, hides, is_causal, visible
 
 __all__ = ["default"]
 
@@ -37,10 +37,9 @@ class ScaledDotProductAttention(Adapter):
 
     def __call__(self, case: Case, given: Mapping[str, Any]) -> Mapping[str, Any]:
         mx: Any = importlib.import_module("mlx.core")
-        usual = case.D**-0.5 if case.D else 1.0
-        scale = usual if case.scale is None else case.scale
+        scale = scale_of(case.scale, case.D)
         names = [n for n in ("q", "k", "v", "bias", "sinks") if n in given]
-        causal = case.mask == Causal("bottom_right") and case.q_lens is case.k_lens is None
+        causal = is_causal(case, "bottom_right")
         seen = hand_over(visible(case), "mlx") if hides(case) else None
 
         def attend(*arrays: Any) -> list[Any]:

@@ -14,9 +14,8 @@ import numpy as np
 
 from ..case import Case
 from ..dtypes import FORMATS
-from ..masks import Causal
 from ..precision import Conventions, Precision, preset
-from .adapter import Adapter, additive, hides, visible
+from .adapter import Adapter, additive, hides, is_causal, visible
 
 __all__ = ["bf16", "default"]
 
@@ -50,8 +49,7 @@ class ScaledDotProductAttention(Adapter):
         import openvino
         from openvino import opset13
 
-        lengths = (case.q_lens, case.k_lens) != (None, None)
-        causal = case.mask == Causal("top_left") and not lengths and case.bias is None
+        causal = is_causal(case) and case.bias is None
         inputs = [given[name] for name in "qkv"]
         if "bias" in given:
             inputs.append(additive(case, given) if hides(case) else given["bias"])

@@ -17,7 +17,7 @@ import numpy as np
 from ..case import Case
 from ..masks import Causal, Padding
 from ..precision import Conventions, Precision, eager, preset
-from .adapter import Adapter, hides, visible
+from .adapter import Adapter, hides, is_causal, visible
 from .keras import FLUSHED, gradients, library
 
 __all__ = ["attention", "default"]
@@ -81,7 +81,7 @@ def _multi_head(tf: Any, case: Case) -> Any:
     layer.set_weights([np.eye(H * n).reshape(shape) for n, shape in (
         (D, (-1, H, D)), (D, (-1, H, D)), (Dv, (-1, H, Dv)), (Dv, (H, Dv, -1)),
     )])  # fmt: skip
-    causal = case.mask == Causal("top_left") and case.q_lens is case.k_lens is None
+    causal = is_causal(case)
     mask = None if causal or not hides(case) else visible(case)[:, 0]
     options = {"attention_mask": mask, "use_causal_mask": causal, "return_attention_scores": True}
     return lambda q, k, v: layer(q, v, key=k, **options)

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..case import Case
-from ..masks import Causal
 from ..precision import Conventions
-from .adapter import Adapter, additive, hides, visible
+from .adapter import Adapter, additive, hides, is_causal, visible
 
 __all__ = ["default"]
 
@@ -36,7 +35,7 @@ class ScaledDotProductAttention(Adapter):
         names = [n for n in ("q", "k", "v", "bias") if n in given]
         x = {n: Tensor(np.ascontiguousarray(given[n])) for n in names}
         options: dict[str, Any] = {"enable_gqa": case.H != case.Hkv}
-        if case.mask == Causal("top_left") and case.bias is case.q_lens is case.k_lens is None:
+        if is_causal(case) and case.bias is None:
             options["is_causal"] = True
         elif hides(case):
             options["attn_mask"] = Tensor(visible(case) if case.bias is None else additive(case, given))

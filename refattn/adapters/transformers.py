@@ -16,9 +16,9 @@ from typing import Any
 
 from ..case import Case
 from ..exchange import from_torch, to_torch
-from ..masks import Causal
+from ..oracle import scale_of
 from ..precision import Conventions, Precision, eager, preset
-from .adapter import Adapter, hides, visible
+from .adapter import Adapter, hides, is_causal, visible
 from .torch.sdpa import FLUSHED, flushes
 from .torch.sdpa import default as torch_sdpa
 
@@ -66,15 +66,14 @@ class ModelAttention(Adapter):
         names = [n for n in ("q", "k", "v", "bias", "sinks") if n in given]
         x = {n: to_torch(given[n]).requires_grad_(case.backward) for n in names}
         layer = SimpleNamespace(num_key_value_groups=case.H // case.Hkv, training=False, sinks=x.get("sinks"))
-        usual = case.D**-0.5 if case.D else 1.0
-        options: dict[str, Any] = {"scaling": usual if case.scale is None else case.scale}
+        options: dict[str, Any] = {"scaling": scale_of(case.scale, case.D)}
         if case.softcap is not None:
             options["softcap"] = case.softcap
         mask = torch.from_numpy(visible(case)) if hides(case) else None
         if self.eager:
             mask = _additive(mask, x.get("bias"), x["q"].dtype)
         else:
-            causal = case.mask == Causal("top_left") and case.q_lens is case.k_lens is None and case.Lq != 1
+            causal = is_causal(case) and case.Lq != 1
             options["is_causal"] = causal  # with one query it would mean decoding, which sees all keys
             mask = None if causal else mask
             if "bias" in x:

@@ -16,8 +16,8 @@ from ..case import Case
 from ..exchange import to_torch
 from ..masks import Causal, Window
 from ..precision import Conventions
-from .adapter import additive, hides
-from .cuda import CudaAdapter, from_device, on_device, sees_nothing
+from .adapter import additive, hides, sees_nothing
+from .cuda import CudaAdapter, from_device, on_device
 
 __all__ = ["MemoryEfficientAttention", "default"]
 

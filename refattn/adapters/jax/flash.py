@@ -17,7 +17,7 @@ import numpy as np
 from ...case import Case
 from ...masks import Causal
 from ...precision import Conventions, Precision, preset
-from ..adapter import Adapter, additive, hides, visible
+from ..adapter import Adapter, additive, hides, sees_nothing
 from .dot_product import FLUSHED
 
 __all__ = ["BLOCK", "blocks", "flash", "padded", "scale_of"]
@@ -41,10 +41,8 @@ class FlashAttention(Adapter):
             return "bias with a scale that is no power of 2"
         if case.mask is not None and scale_of(case) == 0:
             return "mask with scale=0"
-        if hides(case):
-            exists = np.arange(case.Lq) < np.array(case.lengths[0])[:, None, None]
-            if not (visible(case).any(-1) | ~exists).all():
-                return "a row that sees no key"  # NaN or 0, by how many blocks there are
+        if hides(case) and sees_nothing(case):
+            return "a row that sees no key"  # NaN or 0, by how many blocks there are
         if case.B * case.H * blocks(case.Lq) * blocks(case.Lk) > MOST:
             return "too slow in interpret mode"
         return None

@@ -18,7 +18,7 @@ from ...case import Case
 from ...dtypes import round_to
 from ...masks import Causal, Window
 from ...precision import Conventions, Precision, preset
-from ..adapter import Adapter
+from ..adapter import Adapter, sees_nothing
 from .dot_product import FLUSHED
 from .flash import BLOCK, blocks, padded, scale_of
 
@@ -40,7 +40,7 @@ class SplashAttention(Adapter):
             return "gradients with a scale that is no power of 2"
         if case.B * case.H * blocks(case.Lq) * blocks(case.Lk) > MOST:
             return "too slow in interpret mode"
-        if any(not case.visibility.tile(slice(n), b=b).any(-1).all() for b, n in enumerate(case.lengths[0])):
+        if sees_nothing(case):
             return "a row that sees nothing"
         return None
 

@@ -15,7 +15,7 @@ import numpy as np
 from ...case import CACHES, Cache, Case
 from ...masks import Causal
 from ...precision import Conventions
-from ..adapter import Adapter, additive, hides
+from ..adapter import Adapter, additive, hides, is_causal
 from .session import contrib
 
 __all__ = ["mha"]
@@ -48,8 +48,7 @@ class MultiHeadAttention(Adapter):
         if cache:
             past = int(given["cache_lens"][0])
             feeds |= {f"past_{n}": given[f"{n}_cache"][:, :past].swapaxes(1, 2) for n in "kv"}
-        lengths = (case.q_lens, case.k_lens) != (None, None)
-        causal = case.mask == Causal("bottom_right") if cache else case.mask == Causal("top_left") and not lengths
+        causal = case.mask == Causal("bottom_right") if cache else is_causal(case)
         if causal:
             options["unidirectional"] = 1
         elif case.mask is None and case.k_lens is not None and case.q_lens is None and not cache and min(case.k_lens):

@@ -20,9 +20,9 @@ import numpy as np
 
 from ...case import Case
 from ...exchange import from_torch, to_torch
-from ...masks import Causal, Padding
+from ...masks import Padding
 from ...precision import Conventions, Precision, eager
-from ..adapter import Adapter, hides, visible
+from ..adapter import Adapter, hides, is_causal, visible
 from .sdpa import FLUSHED, default, flushes
 
 __all__ = ["mha", "mha_weights"]
@@ -97,7 +97,7 @@ def _masks(case: Case, bias: Any) -> dict[str, Any]:
         return options | {"key_padding_mask": torch.from_numpy(~keys)}
     if bias is not None:
         return {"attn_mask": torch.where(hidden, -torch.inf, bias).flatten(0, 1)}
-    if case.mask == Causal("top_left") and case.k_lens is case.q_lens is None:
+    if is_causal(case):
         return {"attn_mask": hidden[0, 0], "is_causal": True}
     return {"attn_mask": hidden.flatten(0, 1)}
 

@@ -20,9 +20,8 @@ from typing import Any
 
 from ...case import Case
 from ...exchange import from_torch, to_torch
-from ...masks import Causal
 from ...precision import Conventions, Precision, Unsupported, preset
-from ..adapter import Adapter, hides, visible
+from ..adapter import Adapter, hides, is_causal, visible
 
 __all__ = ["default", "flash", "math"]
 
@@ -75,7 +74,7 @@ class ScaledDotProductAttention(Adapter):
 
         names = [n for n in ("q", "k", "v", "bias") if n in given]
         x = {n: to_torch(given[n]).requires_grad_(case.backward) for n in names}
-        causal = case.mask == Causal("top_left") and case.bias is None and case.q_lens is None and case.k_lens is None
+        causal = is_causal(case) and case.bias is None
         attn_mask = None if causal or not hides(case) else torch.from_numpy(visible(case))
         if "bias" in x:
             attn_mask = x["bias"] if attn_mask is None else torch.where(attn_mask, x["bias"], -torch.inf)

@@ -14,6 +14,7 @@ from typing import Any
 from ...case import Case
 from ...exchange import from_torch, to_torch
 from ...masks import Causal
+from ...oracle import scale_of
 from ...precision import Conventions, Unsupported
 from ..adapter import Adapter, hides
 
@@ -40,12 +41,11 @@ class Flash(Adapter):
                 raise Unsupported("triton was imported without TRITON_INTERPRET=1")
         from .kernel import attention
 
-        usual = case.D**-0.5 if case.D else 1.0
         offset = None
         if isinstance(case.mask, Causal):
             offset = case.Lk - case.Lq if case.mask.align == "bottom_right" else 0
         q, k, v = (to_torch(given[n]).to(device) for n in "qkv")
-        out, lse = attention(q, k, v, usual if case.scale is None else case.scale, offset)
+        out, lse = attention(q, k, v, scale_of(case.scale, case.D), offset)
         return {"out": from_torch(out), "lse": from_torch(lse)}
 
 

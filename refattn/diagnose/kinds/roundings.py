@@ -115,29 +115,26 @@ class bias_rounded(Model):
         return lowered(bias, self.to, self.given)
 
 
+class Lowered(Model):
+    """Weights lose bits where they meet the values."""
+
+    what, to = 0, ""
+
+    def low(self, x: Array, what: str = "weights") -> Array:
+        if what != "weights":
+            return super().low(x, what)
+        if self.what:
+            return cut(x, named(self.to, self.given))
+        return lowered(super().low(x), self.to, self.given)
+
+
 @kind(_applies, rounding=True, what={"rounded": 0, "cut": 1}, to=(*TO, "float8_e4m3fn", "float8_e5m2"))
-class weights_rounded(Model):
+class weights_rounded(Lowered):
     """Weights are {what} to {to} before they meet the values."""
 
-    what, to = 0, ""
 
-    def low(self, x: Array, what: str = "weights") -> Array:
-        if what != "weights":
-            return super().low(x, what)
-        if self.what:
-            return cut(x, named(self.to, self.given))
-        return lowered(super().low(x), self.to, self.given)
-
-
-class OfTile(Tiled):
-    what, to = 0, ""
-
-    def low(self, x: Array, what: str = "weights") -> Array:
-        if what != "weights":
-            return super().low(x, what)
-        if self.what:
-            return cut(x, named(self.to, self.given))
-        return lowered(super().low(x), self.to, self.given)
+class OfTile(Lowered, Tiled):
+    pass
 
 
 @kind(
