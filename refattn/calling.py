@@ -38,6 +38,8 @@ class Description:
     arrays: str
     conventions: Conventions
     outputs: frozenset[str]
+    never_given: tuple[str, ...] = ()
+    """options of a plain function that no case has"""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ def describe(implementation: Implementation) -> Description:
         implementation.arrays,
         implementation.conventions,
         frozenset(map(str, implementation.outputs)),
+        implementation.never_given if isinstance(implementation, door.Function) else (),
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 from .dtypes import format_of
 from .masks import Mask, Visibility, mask_from_json
+from .nearest import nearest
 from .quantise import Quant
 from .rotary import Rotary
 from .score_mods import SCORE_MODS
@@ -101,6 +102,10 @@ class Case:
     rotary: Rotary | None = None
     quant: Quant | None = None
     storage: Storage = Dense()
+
+    def __new__(cls, *_: Any, **given: Any) -> Case:
+        _check_fields(given, TypeError)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_.+-]+", self.id):
@@ -294,13 +299,10 @@ class Case:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Case:
-        known = {f.name for f in dataclasses.fields(cls)}
         lacking = {"id", "why"} - set(data)
         if lacking:
             raise ValueError(f"a case needs {' and '.join(sorted(lacking))}")
-        unknown = set(data) - known
-        if unknown:
-            raise ValueError(f"a case has no field {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}")
+        _check_fields(data, ValueError)
         made = dict(data)
         made["mask"] = mask_from_json(data.get("mask"))
         for name, kind in (("bias", BiasSpec), ("rotary", Rotary), ("quant", Quant)):
@@ -309,3 +311,10 @@ class Case:
         if "storage" in data:
             made["storage"] = storage_from_json(data["storage"])
         return cls(**made)
+
+
+def _check_fields(given: Mapping[str, Any], error: type[Exception]) -> None:
+    known = sorted(Case.__dataclass_fields__)
+    for name in given:
+        if name not in known:
+            raise error(f"a case has no field {name}; {nearest(name, known)}it has {', '.join(known)}")

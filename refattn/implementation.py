@@ -11,11 +11,9 @@ An implementation is called with a case and the arrays it is handed, and returns
 
 `given` holds q k v, and where the case has them bias sinks keep dout dlse, and what its storage,
 rotation and quantisation bring (`refattn.memory.extra_names`).  A plain function
-`f(q, k, v, *, mask=None, scale=None, ...)` will do as well: it is called with those of the options
-that the case has, by these names: mask bias scale softcap sinks score_mod dropout keep cos sin interleaved
-q_scale k_scale v_scale kind out_dtype, cu_seqlens_q cu_seqlens_k seqused_q seqused_k block_table k_cache
-v_cache cache_lens.  A case with an option that it does not take, or without one that it needs, is counted
-as unsupported.  It returns out, or (out, lse), or a mapping; None there is an output that is not returned.
+`f(q, k, v, *, mask=None, scale=None, ...)` will do as well: it is called with those options of `PLAIN` that
+the case has.  A case with an option that it does not take, or without one that it needs, is counted as
+unsupported.  It returns out, or (out, lse), or a mapping; None there is an output that is not returned.
 `docs/FEATURES.md` has the shapes.
 """
 
@@ -34,9 +32,14 @@ from .memory import extra_names
 from .precision import Conventions, Precision, preset
 from .score_mods import SCORE_MODS
 
-__all__ = ["DEFAULT", "Function", "Implementation", "implementation", "load", "plain_options", "wrap"]
+__all__ = ["DEFAULT", "PLAIN", "Function", "Implementation", "implementation", "load", "plain_options", "wrap"]
 
 DEFAULT = "refattn.streaming:implementation"
+PLAIN = tuple(
+    "mask bias scale softcap sinks score_mod dropout keep cos sin interleaved q_scale k_scale v_scale kind out_dtype "
+    "cu_seqlens_q cu_seqlens_k seqused_q seqused_k block_table k_cache v_cache cache_lens".split()
+)
+"""the options that a plain function may take"""
 Arrays = Literal["numpy", "torch", "jax", "mlx", "cupy"]
 USUAL = Conventions()
 
@@ -111,6 +114,12 @@ class Function:
     def _takes_case(self) -> bool:
         known = _parameters(self.function)
         return known is not None and known[:2] == ["case", "given"]
+
+    @property
+    def never_given(self) -> tuple[str, ...]:
+        """What a plain function takes and no case has, such as is_causal: it keeps its default."""
+        known = None if self._takes_case else _parameters(self.function)
+        return tuple(name for name in (known or ())[3:] if name not in PLAIN)
 
     def __call__(self, case: Case, given: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._takes_case:
@@ -237,7 +246,7 @@ def _parameters(function: Callable[..., Any]) -> list[str] | None:
         return None
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
-    return [p.name for p in parameters]
+    return [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
 
 
 def _required(function: Callable[..., Any]) -> list[str]:

@@ -179,7 +179,7 @@ def judge(
             return verdict("unsupported", judged, ("nothing to judge: every element comes of what is not finite",))
         suspected = tuple(s.text for s in suspicions(problem, got, expected, precision))
         return verdict("passed", judged, suspicions=suspected)
-    notes = _undeclared(problem, got, failing, precision, declared)
+    notes = _undeclared(problem, got, expected, failing, precision, declared)
     if failing and not notes:
         notes = _other_contract(problem, got, precision, declared)
     if failing and isinstance(case.storage, (Packed, Cache)):
@@ -278,25 +278,30 @@ def _has_empty_row(problem: Problem) -> bool:
 
 
 def _alternatives() -> Iterator[dict[str, str]]:
-    for kind in ("masked_nan_v", "masked_nan_k"):  # a key that leaks excuses more
-        yield {kind: "leaks"}
-    yield {"masked_nan_k": "leaks", "masked_nan_v": "leaks"}
+    """The most specific first: what says which number is returned, then what excuses NaN."""
     for rows in ("nan", "mean_all"):
         yield {"empty_rows": rows}
     for lse in ("+inf", "nan"):
         yield {"empty_lse": lse}
     yield {"lse_base": "2"}
     yield {"lse_sinks": "excluded"}
+    for kind in ("masked_nan_v", "masked_nan_k"):  # a key that leaks excuses more
+        yield {kind: "leaks"}
+    yield {"masked_nan_k": "leaks", "masked_nan_v": "leaks"}
 
 
 def _undeclared(
     problem: Problem,
     got: Mapping[str, Array],
+    expected: Mapping[str, Expected],
     failing: Sequence[str],
     precision: Precision,
     declared: Mapping[str, Any],
 ) -> tuple[str, ...]:
-    """Name the conventions each of which explains a failing output in full, if together they explain all."""
+    """Name the conventions each of which explains a failing output in full, if together they explain all.
+
+    What leaks is NaN: no other number is excused by it.
+    """
     left = list(failing)
     found: dict[str, str] = {}
     for change in _alternatives():
@@ -304,6 +309,8 @@ def _undeclared(
             continue
         under = truth(problem, precision, Conventions(**{**declared, **change}))
         explained = [name for name in left if _output(name, got[name], under[name]).passed]
+        if any(name.startswith("masked") for name in change):
+            explained = [name for name in explained if _nan_alone(got[name], expected[name])]
         if explained:
             found.update(change)
             left = [name for name in left if name not in explained]
@@ -314,6 +321,12 @@ def _undeclared(
     beyond = ", unless it reads beyond the lengths, which is a bug" if lengths else ""
     more = {name: beyond + _infinite(problem, name) for name in found if name.startswith("masked")}
     return tuple(f"undeclared convention: {name}={value!r}{more.get(name, '')}" for name, value in found.items())
+
+
+def _nan_alone(got: Array, expected: Expected) -> bool:
+    """Whether all that is out of bounds is NaN."""
+    finite = ~np.isnan(got) & ~expected.ignored & ~(expected.nonfinite & ~np.isfinite(got))
+    return bool(((expected.lo <= got) & (got <= expected.hi))[finite].all())
 
 
 def _infinite(problem: Problem, convention: str) -> str:

@@ -13,6 +13,7 @@ read `status`, not `ratio`; the judge itself looks only at the arrays that it is
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -27,6 +28,7 @@ from .inputs import Problem
 from .judgement import Judgement, Question
 from .layouts import from_layout
 from .masks import Causal, Mask, Window
+from .nearest import nearest
 from .precision import Conventions, Precision, eager, preset
 from .sampling import Given
 from .storage import Dense, Shared, Strided
@@ -63,6 +65,10 @@ def judge_arrays(
     >>> judge_arrays(x, x, x, out=np.full_like(x, 0.25), scale=0).ratio
     0.0
     """
+    for name in options:
+        if name not in _OPTIONS:
+            known = [*inspect.signature(judge_arrays).parameters][:-1] + [*_OPTIONS]
+            raise TypeError(f"{name} is no argument; {nearest(name, known)}there are {' '.join(known)}")
     given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv, "dbias": dbias}
     given |= {"dsinks": dsinks, "dout": dout, "dlse": dlse, "bias": bias, "mask": mask, "sinks": sinks, "keep": keep}
     asked = question({n: x for n, x in given.items() if x is not None}, **options)
@@ -132,6 +138,9 @@ def question(
             f"lse.dtype={answer['lse'].dtype} must be {precision.lse} or float64; a contract may have another (lse=...)"
         )
     return Question(Problem(made, x), answer, precision, conventions or Conventions())
+
+
+_OPTIONS = tuple(inspect.signature(question).parameters)[1:]
 
 
 def contract_of(case: Case, contract: str | Precision = "preset", but: Mapping[str, Any] | None = None) -> Precision:

@@ -35,6 +35,8 @@ __all__ = [
 ]  # fmt: skip
 
 _INDENT = "     "
+_REASONS = 8
+"""so many lines say what is unsupported"""
 _STALE = "is listed as an expected failure"
 
 
@@ -47,7 +49,7 @@ def header(report: Report) -> list[str]:
     if report.recorded:
         again = f"; {report.again} that failed are run again, for the diagnosis" if report.again else ""
         earlier = [f"going on: {report.recorded} of {report.selected} cases were judged before{again}"]
-    probed = [f"found: {'; '.join(f'{row.name}: {row.found}' for row in report.probed)}"] if report.probed else []
+    probed = [f"found: {'; '.join(_found(report))}"] if report.probed else []
     return [
         f"refattn {suite_version()}, seed {report.seed}, {report.selected} cases",
         f"{report.spec}: {' '.join(x for x in (about.name, about.version) if x)}, {about.arrays} arrays",
@@ -57,6 +59,13 @@ def header(report: Report) -> list[str]:
         "tolerance: derived for each element from the preset contract of its dtype; what",
         "is looser is listed; the sharp bound decides: 1e-6 false alarms over the suite",
     ]
+
+
+def _found(report: Report) -> list[str]:
+    """What the probes found; those that the implementation refused in one."""
+    refused = [row.name for row in report.probed if row.found == "unsupported"]
+    found = [f"{row.name}: {row.found}" for row in report.probed if row.found != "unsupported"]
+    return found + ([f"unsupported: {', '.join(refused)}"] if refused else [])
 
 
 def _replay(spec: str, verdict: Verdict, seed: int = 0) -> str:
@@ -125,17 +134,18 @@ def print_failure(console: Console, verdict: Verdict, spec: str, seed: int = 0, 
     console.print(text, soft_wrap=True)
 
 
-def print_summary(console: Console, report: Report) -> None:
-    """Tables by chapter and by dtype, the conventions and contracts that were needed, and the totals."""
+def print_summary(console: Console, report: Report, verbose: bool = False) -> None:
+    """Tables by chapter and by dtype, the conventions and contracts that were needed, and the totals.
+
+    Of what is unsupported the most frequent reasons, or, if `verbose`, all reasons with all cases.
+    """
     for title, key in (("chapter", lambda v: v.case.chapter), ("dtype", lambda v: v.case.dtype)):
         console.print(_table(title, report.verdicts, key))
-    for status, label in (("acceptable", "acceptable, as declared"), ("unsupported", "unsupported")):
-        groups = _groups(
-            [v for v in report.verdicts if v.status == status],
-            lambda v: as_fields(v.conventions) or " ".join(v.reasons),
-        )
-        for why, members in groups.items():
-            console.print(f"{label}: {why}: {_some([v.case.id for v in members])}", soft_wrap=True)
+    acceptable = [v for v in report.verdicts if v.status == "acceptable"]
+    for why, members in _groups(acceptable, lambda v: as_fields(v.conventions) or " ".join(v.reasons)).items():
+        console.print(f"acceptable, as declared: {why}: {_some([v.case.id for v in members])}", soft_wrap=True)
+    for line in _unsupported(report, verbose):
+        console.print(line, soft_wrap=True)
     for v in (v for v in report.verdicts if v.suspicions):
         console.print(f"suspicious: {v.case.id}: {'; '.join(v.suspicions)}", soft_wrap=True)
     loosened = [v for v in report.verdicts if v.loosened and v.contract is not None]
@@ -155,6 +165,29 @@ def print_summary(console: Console, report: Report) -> None:
         mend = "" if report.stale_fails else "; it is listed for another version, or machine, and is no failure"
         console.print(f"stale: {v.case.id} passes, but {_STALE}: {report.expected[v.case.id]}{mend}", soft_wrap=True)
     console.print(totals(report), soft_wrap=True)
+
+
+def _unsupported(report: Report, verbose: bool) -> list[str]:
+    """A line for each reason, the most frequent first; and what a plain function takes in vain."""
+    refused = [v for v in report.verdicts if v.status == "unsupported"]
+    groups = sorted(_groups(refused, _refusal).items(), key=lambda group: -len(group[1]))
+    shown = len(groups) if verbose or len(groups) <= _REASONS else _REASONS - 1
+    lines = [
+        f"unsupported: {why}: {_some([v.case.id for v in members], len(members) if verbose else 3)}"
+        for why, members in groups[:shown]
+    ]
+    if groups[shown:]:
+        rest = sum(len(members) for _, members in groups[shown:])
+        lines.append(f"unsupported: {len(groups) - shown} other reasons: {rest} cases; -v shows all")
+    if report.description.never_given:
+        names = " ".join(report.description.never_given)
+        lines.append(f"never given: {names}: no case has an option so named; docs/HOWTO.md wraps it")
+    return lines
+
+
+def _refusal(verdict: Verdict) -> str:
+    """Its reason; that of outputs which are not declared is one, whatever they are."""
+    return re.sub(r"^declares no [a-z_ ]+;", "declares none of the outputs;", " ".join(verdict.reasons))
 
 
 def _some(names: list[str], most: int = 6) -> str:

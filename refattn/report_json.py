@@ -32,13 +32,15 @@ def implementation_as_json(report: Report) -> Object:
         "arrays": about.arrays,
         "outputs": sorted(about.outputs),
         "conventions": dataclasses.asdict(about.conventions),
+        **({"never_given": list(about.never_given)} if about.never_given else {}),
     }
 
 
 def description_of(data: Object) -> Description:
     """What `implementation_as_json` has of it."""
     conventions = Conventions(**data["conventions"])
-    return Description(data["name"], data["version"], data["arrays"], conventions, frozenset(data["outputs"]))
+    about = data["name"], data["version"], data["arrays"], conventions, frozenset(data["outputs"])
+    return Description(*about, tuple(data.get("never_given", ())))
 
 
 def convention_as_json(row: Convention) -> Object:

@@ -6,7 +6,8 @@ and scalars alike; b, h, i, j are integers that broadcast with s.
 
 A bound needs more than the derivative: `steepest` is the largest |slope| within e of s, `bend` the
 largest |second derivative|, and the value as computed is off by no more than `roundings` units of
-`terms`, the sum of the absolute values that were added up.
+`terms`, the sum of the absolute values that were added up.  Pairs that it `hides`, by their place
+alone, get a score of -inf: FlexAttention's other way to mask.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 __all__ = ["SCORE_MODS", "ScoreMod", "check_score_mod"]
 
+_INF = float("inf")
 Mod = Callable[[Any, Any, Any, Any, Any], Any]
 
 
@@ -32,9 +34,14 @@ class ScoreMod:
     bend: float
     terms: Mod
     roundings: int = 4
+    hides: Callable[[Any, Any, Any, Any], Any] | None = None
+    """(b, h, i, j) -> whether the score becomes -inf, whatever it was; None: none does"""
 
     def __call__(self, s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-        return self.value(s, b, h, i, j)
+        t = self.value(s, b, h, i, j)
+        if self.hides is None:
+            return t
+        return t - (_INF ** (1 * self.hides(b, h, i, j)) - 1)  # inf**0 is 1
 
 
 def _one(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -95,6 +102,15 @@ SCORE_MODS: dict[str, ScoreMod] = {
             lambda s, e, b, h, i, j: abs(1 + s / 8) + e / 8,
             0.125,
             lambda s, b, h, i, j: abs(s) + s * s / 16,
+        ),
+        ScoreMod(
+            "staircase",  # hides what a stair of two keys a query has not reached: of the first query all
+            lambda s, b, h, i, j: s,
+            _one,
+            lambda s, e, b, h, i, j: _one(s, b, h, i, j),
+            0.0,
+            lambda s, b, h, i, j: abs(s),
+            hides=lambda b, h, i, j: j >= 2 * i,
         ),
     )
 }

@@ -20,6 +20,7 @@ Array = np.ndarray[Any, Any]
 Problem = dict[str, Any]
 
 U = 2.0**-53
+_MODS = [mod for mod in SCORE_MODS.values() if mod.hides is None]
 SCORES = ("mask", "bias", "scale", "softcap", "sinks", "score_mod")
 OPTIONS = (*SCORES, "dropout", "keep")
 
@@ -66,7 +67,7 @@ def random_problem(seed: int) -> Problem:
         bias = rng.standard_normal(shape)
         x["bias"] = np.where(rng.random(shape) < 0.2, -np.inf, bias) if len(shape) == 4 else bias
     if rng.integers(2):
-        x["score_mod"] = list(SCORE_MODS.values())[rng.integers(len(SCORE_MODS))]
+        x["score_mod"] = _MODS[rng.integers(len(_MODS))]
     if rng.integers(2):
         x["dropout"] = float(rng.choice([0.0, 0.1, 0.75, 1.0]))
         shape = [(B, H, Lq, Lk), (H, Lq, 1), (Lk,)][rng.integers(3)]

@@ -6,8 +6,9 @@ has it solve one case and judges the answer; every case is asked of every variat
     python -m tests.honest_variations --out FILE [--jobs N] [--only TEXT] [--seconds S] [--largest SCORES]
     python -m tests.honest_variations --out FILE --summary docs/honest.json
 
-A line of JSON for each pair goes to FILE, smallest cases first; what is there already is not run again, so
-that a kill loses nothing.  `ratio` is the largest of all outputs; those of 16 bits reach 1 whenever an answer is one
+A line of JSON for each pair goes to FILE, smallest cases first; what is there already, judged by the bounds as they
+are, is not run again, so that a kill loses nothing.  The last line of a pair counts; the summary says how many were
+judged by earlier bounds.  `ratio` is the largest of all outputs; those of 16 bits reach 1 whenever an answer is one
 end of an interval of two neighbouring numbers, so `fine` is that of outputs as wide as the accumulators.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import json
 import multiprocessing
 import platform
@@ -29,6 +31,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+import refattn
 from refattn.case import MATRICES, Case
 from refattn.cases import CASES, by_id
 from refattn.dtypes import FORMATS
@@ -162,6 +165,13 @@ VARIATIONS: tuple[Variation, ...] = (
 )  # fmt: skip
 
 
+def bounds() -> str:
+    """By what answers are judged: a digest of the files that say so."""
+    package = Path(refattn.__file__).parent
+    files = [package / "judge.py", *sorted(package.glob("truth/*.py")), *sorted(package.glob("tolerance/*.py"))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
+
+
 def scores_of(case: Case) -> int:
     return case.B * case.H * case.Lq * case.Lk
 
@@ -225,11 +235,13 @@ def coarse(line: dict[str, Any]) -> bool:
 def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """What docs/honest.json holds: of each variation its pairs, alarms and largest ratio."""
     rows: dict[str, Any] = {}
-    total = 0
+    lines = list({(line["case"], line["variation"]): line for line in lines}.values())
+    now, total, earlier = bounds(), 0, 0
     for v in VARIATIONS:
         wanted = {case.id for case in CASES if v.applies(case)}
         total += len(wanted)
         own = [line for line in lines if line["variation"] == v.name and line["case"] in wanted]
+        earlier += sum(line.get("bounds") != now for line in own)
         worst = max((line for line in own if not coarse(line)), key=lambda line: line.get("fine", 0.0), default={})
         rows[v.name] = {
             "what": v.what, "contract": {k: x for k, x in v.changes}, "pairs": len(own), "of": len(wanted),
@@ -244,7 +256,7 @@ def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), "numpy": np.__version__, "ml_dtypes": ml_dtypes.__version__},
         "command": "python -m tests.honest_variations --out FILE --summary docs/honest.json",
         "cases": len(CASES), "variations": len(VARIATIONS),
-        "pairs": sum(row["pairs"] for row in rows.values()), "of": total,
+        "bounds": now, "pairs": sum(row["pairs"] for row in rows.values()), "of": total, "by earlier bounds": earlier,
         "alarms": sum(len(row["alarms"]) for row in rows.values()), "rows": rows,
     }  # fmt: skip
 
@@ -262,7 +274,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.summary:
         options.summary.write_text(json.dumps(summary(found), indent=1) + "\n")
         return
-    done = {(line["case"], line["variation"]) for line in found}
+    now = bounds()
+    done = {(line["case"], line["variation"]) for line in found if line.get("bounds") == now}
     indices = [i for i, case in enumerate(ORDER) if scores_of(case) <= options.largest]
     began, alarms = time.monotonic(), 0
     with options.out.open("a") as file, multiprocessing.get_context("fork").Pool(options.jobs) as pool:
@@ -271,7 +284,7 @@ def main(arguments: list[str] | None = None) -> None:
         for n, lines in enumerate(pool.imap(partial(_run, done, options.only), indices), 1):
             for line in lines:
                 alarms += line["status"] != "passed"
-                file.write(json.dumps(line) + "\n")
+                file.write(json.dumps(line | {"bounds": now}) + "\n")
                 if line["status"] != "passed":
                     print(line, flush=True)
             file.flush()

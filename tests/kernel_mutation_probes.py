@@ -36,6 +36,8 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "reverse": {"tile_q": 8, "tile_k": 16, "order": "reverse", "exp": "exp2"},
     "random": {"tile_q": 16, "tile_k": 16, "order": "random", "seed": 3, "splits": 2},
     "splits": {"tile_q": 7, "tile_k": 16, "splits": 3, "exp": "numpy"},
+    "rows": {"tile_q": 1, "tile_k": 1024},
+    "narrow": {"tile_q": 64, "tile_k": 16},
 }
 
 
@@ -44,6 +46,7 @@ CONTRACTS: dict[str, dict[str, Any]] = {
     "f8-weights": {"weights": "float8_e4m3fn"},
     "normalised": {"weights_normalised": True},
     "truncating": {"accumulate_rounding": "truncate"},
+    "long-blocks": {"grad_q_block": 512, "grad_k_block": 2048},
 }
 """besides those of `refattn.honest.CONTRACTS`, in whose names a - stands for the space"""
 
@@ -174,6 +177,10 @@ PROBES: tuple[Probe, ...] = tuple(
     k-lens-0-sinks-minus-inf-f32
     value-of-all-f32
     rotary-no-keys-f32
+    mod-hides-f32
+    mod-hides-causal-br-bf16
+    grad-keys-4k-bf16 long-blocks rows
+    grad-keys-4k-bf16 long-blocks narrow
     """.strip().splitlines()
 )
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "refattn"
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("dropout", "dtypes", "montecarlo", "resident", "rotary", "score_mods", "sources",
+    ("dropout", "dtypes", "montecarlo", "nearest", "resident", "rotary", "score_mods", "sources",
      "visibility"),  # fmt: skip
     ("alibi", "drawn", "layouts", "oracle", "online", "patterns", "quantise", "storage"),
     ("masks", "precision"),
@@ -32,7 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("conform", "honest", "judgement", "proofs"),
     ("report_json",),
     ("record", "report", "dump", "expected", "judging", "show", "page"),
-    ("asserting", "fuzz", "judge_file", "session", "prove", "teeth"),
+    ("asserting", "check_cases", "fuzz", "judge_file", "session", "prove", "teeth"),
     ("plugin", "conformance", "check_command", "judge_command", "vectors_command"),
     ("matrix",),
     ("cli",),

@@ -97,6 +97,8 @@ def test_the_eager_contract_is_named_and_can_be_passed() -> None:
         ({"k": K[:, :, :, :3]}, r"k.shape=\(2, 2, 9, 3\) must be"),
         ({"dq": Q}, "dq needs dout"),
         ({"softcap": 0}, "softcap=0.0 must be > 0"),
+        ({"is_causal": True}, r"is_causal is no argument; do you mean causal\? there are q k v out .* conventions"),
+        ({"attn_mask": None}, r"attn_mask is no argument; do you mean mask\?"),
     ],
 )
 def test_what_makes_no_problem_is_refused_by_name(change: dict[str, Any], message: str) -> None:

@@ -112,6 +112,8 @@ def test_defaults_are_left_out_of_json() -> None:
     assert Case("x", "y", scale=0.0).to_json()["scale"] == 0.0
     with pytest.raises(ValueError, match="a case has no field colour; it has B, D, .*, why"):
         Case.from_json({"id": "x", "why": "y", "colour": 1})
+    with pytest.raises(TypeError, match=r"a case has no field sofcap; do you mean softcap\? it has B, D"):
+        Case("x", "y", sofcap=1.0)  # type: ignore[call-arg]
 
 
 def test_every_field_survives_json() -> None:

@@ -15,6 +15,7 @@ from refattn.calling import Local, call
 from refattn.case import BiasSpec, Cache, Case, Dense, Packed, Paged, Shared, Strided
 from refattn.cases import CASES, select
 from refattn.conform import examine
+from refattn.implementation import PLAIN as LISTED
 from refattn.implementation import implementation, plain_options, wrap
 from refattn.inputs import Problem, make
 from refattn.judge import judge
@@ -115,6 +116,17 @@ def test_a_plain_function_gets_what_is_new(fields: dict[str, Any], names: set[st
         scope: dict[str, Any] = {}
         exec(body, scope)
         assert wrap(scope["f"], "f").supports(case) == f"takes no {missing}"
+
+
+def test_the_options_of_a_plain_function_are_listed_and_others_are_told() -> None:
+    assert PLAIN.union(*(names for _, names in OPTIONS)) == set(LISTED)
+    for text, never in (
+        (f"q, k, v, {', '.join(LISTED)}", ()),
+        ("q, k, v, is_causal=False, *rest, mask=None, block=64", ("is_causal", "block")),
+        ("case, given, is_causal", ()),
+        ("q, k, v, **anything", ()),
+    ):
+        assert wrap(eval(f"lambda {text}: q"), "f").never_given == never
 
 
 def test_values_of_options() -> None:

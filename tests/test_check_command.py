@@ -15,7 +15,8 @@ from test_cli import BASIC, MASKED, Run
 
 from refattn import cli, expected
 from refattn.cases import CASES, FULL, by_id, select
-from refattn.check_command import _check_size, progress_lines
+from refattn.check_cases import _check_size
+from refattn.check_command import progress_lines
 from refattn.judge import Verdict
 from refattn.laws import rows
 
@@ -113,6 +114,22 @@ def test_record_goes_on_and_refuses(refattn: Run, folder: Path) -> None:
     assert (code, out) == (2, "") and "--record: run.jsonl was made with seed 0, and this is 1; name another" in err
     code, _, err = refattn("check", "--case", BASIC, "--record", "my_kernel.py")
     assert code == 2 and "my_kernel.py is no record of a run" in err
+
+
+def test_what_is_unsupported_is_told_by_reason(refattn: Run, folder: Path) -> None:
+    (folder / "flagged.py").write_text("def attention(q, k, v, softcap=None, is_causal=False, block=64): return q\n")
+    base = ["check", "flagged:attention", "--chapter", "modifiers", "--chapter", "transforms", "--dtype", "float32"]
+    few, every = ([x for x in refattn(*base, *more)[1].splitlines() if "FAIL" not in x] for more in ([], ["-v"]))
+    told, all_told = ([x for x in lines if x.startswith("unsupported: ")] for lines in (few, every))
+    outputs = "unsupported: declares none of the outputs; see @implementation(outputs=...): "
+    assert told[0].startswith(outputs) and sum(x.startswith(outputs) for x in all_told) == 1
+    assert len(told) == 8 < len(all_told) and told[-1].endswith(" cases; -v shows all")
+    hidden = sum(len(x.rpartition(": ")[2].split()) for x in all_told[7:])
+    assert told[-1] == f"unsupported: {len(all_told) - 7} other reasons: {hidden} cases; -v shows all"
+    refused = {c.id for c in select((), ["modifiers", "transforms"], ["float32"])}
+    listed = [id for x in all_told for id in x.rpartition(": ")[2].split()]
+    assert len(listed) == len(set(listed)) and refused.issuperset(listed) and "more" not in listed
+    assert "never given: is_causal block: no case has an option so named; " in "\n".join(few)
 
 
 def test_jobs_and_memory(refattn: Run) -> None:

@@ -35,8 +35,9 @@ def test_the_page_of_the_tolerance(tmp_path: Path) -> None:
     assert json.loads((DOCS / "honest.json").read_text())["alarms"] == 0, "as the page says"
 
 
-def test_what_is_said_of_its_picture() -> None:
+def test_what_is_said_of_its_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """And that a tolerance of other numbers would be seen."""
+    monkeypatch.setattr("sys.argv", ["tolerance.py"])
     script = runpy.run_path(str(DOCS / "tolerance.py"))
     script["main"].__globals__["ORDERS"] = 30
     script["main"]()

@@ -12,10 +12,10 @@ minute; the chapters of FULL come along when they are asked for.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from ..case import Case
+from ..nearest import nearest
 from . import (
     basics,
     captured,
@@ -57,7 +57,7 @@ _BY_ID = {case.id: case for case in CASES}
 def by_id(id: str) -> Case:
     """The case of that id."""
     if id not in _BY_ID:
-        raise ValueError(f"id={id!r} is no case; {_near(id, _BY_ID)}`refattn list --full` shows them")
+        raise ValueError(f"id={id!r} is no case; {nearest(id, _BY_ID)}`refattn list --full` shows them")
     return _BY_ID[id]
 
 
@@ -76,18 +76,18 @@ def select(
     only, skip = tuple(only), tuple(skip)
     for word in (*only, *skip):
         if not any(_has(case, word) for case in CASES):
-            near = _near(word, frozenset().union(*map(_names, CASES)))
+            near = nearest(word, frozenset().union(*map(_names, CASES)))
             raise ValueError(f"{word!r} is no id, chapter, dtype, feature or flag; {near}`refattn show CASE` has them")
     patterns, chapters, dtypes, features = tuple(patterns), tuple(chapters), tuple(dtypes), tuple(features)
     words = frozenset().union(*(case.features() for case in CASES)) if features else frozenset()
     for feature in features:
         if not any(fnmatchcase(word, feature) for word in words):
             globs = {f"{word.partition('=')[0]}=*" for word in words if "=" in word}
-            near = _near(f"{feature}=*", globs) or _near(feature, words)
+            near = nearest(f"{feature}=*", globs) or nearest(feature, words)
             raise ValueError(f"feature {feature!r}: {near}there are {', '.join(sorted(words))}")
     for pattern in patterns:
         if not any(fnmatchcase(case.id, pattern) for case in CASES):
-            near = _near(pattern, _BY_ID)
+            near = nearest(pattern, _BY_ID)
             raise ValueError(f"pattern {pattern!r} matches no case; {near}`refattn list --full` shows them")
     for what, given, known in (
         ("chapter", chapters, CHAPTERS),
@@ -117,9 +117,3 @@ def _names(case: Case) -> frozenset[str]:
 
 def _has(case: Case, word: str, names: Collection[str] | None = None) -> bool:
     return any(fnmatchcase(name, word) for name in (_names(case) if names is None else names))
-
-
-def _near(word: str, known: Iterable[str]) -> str:
-    """The known words that a mistyped one may stand for, as the beginning of a cure."""
-    found = get_close_matches(word, list(known), 3, 0.7)
-    return f"do you mean {' or '.join(found)}? " if found else ""

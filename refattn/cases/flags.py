@@ -97,6 +97,7 @@ FLAGS: dict[str, str] = {
     "score_mod_ignored": "a score_mod has no effect, or a wrong one, in one of the paths (torch-xpu-ops#1444, kin)",
     "score_mod_indices": "a score_mod gets other indices than query, key, query head, batch (flash-attention#2654)",
     "score_mod_slope": "the backward fails to have, or lacks, the slope of a score_mod (pytorch#185991, kin)",
+    "score_mod_minus_inf": "a score_mod that hides by -inf makes NaN, or hides too little (pytorch#145050, kin)",
     "score_mod_hidden": "a score_mod is evaluated where the mask hides, and what comes of it leaks (pytorch#150321)",
     "alibi_slopes": "slopes of ALiBi wrong where H is no power of two (mlx#343, transformers#28380)",
     "alibi_distance": "the distance of ALiBi is off by the cached keys, or by one (keras-hub#2861, vllm#945)",

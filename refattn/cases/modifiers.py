@@ -75,6 +75,10 @@ CASES = (
     _row("mod-all-masked-f32", "Rows that see nothing have nothing to modify.",
          "score_mod_hidden empty_lse", (2, 3, 3, 5, 9, 8, 8), F32, "normal", score_mod="distance",
          mask=Padding((0, 4))),
+    _row("mod-hides-f32", "A modifier that hides by -inf: of a first query all keys, of others whole tiles.",
+         "score_mod_minus_inf empty_rows_nan", (2, 3, 3, 23, 41, 16, 16), F32, "normal", score_mod="staircase"),
+    _row("mod-hides-causal-br-bf16", "The same beside a mask, in 16 bits.",
+         "score_mod_minus_inf", (3, 10, 2, 37, 69, 32, 32), BF16, "peaked", score_mod="staircase", mask=_BR),
     # gradients of score_mod
     _grad("mod-relative-grad-f64", "A slope of 1: the gradient is the plain one at other weights.",
           "score_mod_slope float64_demoted", (2, 3, 3, 13, 19, 16, 16), F64, "underflow", score_mod="relative"),
@@ -104,6 +108,9 @@ CASES = (
     _grad("mod-poisoned-grad-f32", "The slope at NaN that nothing sees.",
           "score_mod_hidden unused_slots_nan score_mod_slope", (3, 2, 2, 17, 37, 16, 16), F32, "poisoned",
           score_mod="parabola", mask=_BR, k_lens=(37, 17, 25)),
+    row("modifiers", "mod-hides-grad-f32", "The gradient of a score that a modifier made -inf is 0, and not NaN.",
+        "score_mod_minus_inf empty_rows_nan", (2, 3, 3, 15, 25, 16, 16), F32, "normal", want=_LSE,
+        score_mod="staircase"),
     # dropout
     _row("dropout-tenth-f32", "A tenth of the weights dropped, the others made up for it.",
          "dropout_scale dropout_ignored", (2, 3, 3, 17, 33, 16, 16), F32, "uniform", dropout=0.1),

@@ -99,7 +99,7 @@ _WIDE, _CODED = (F32, BF16, F16, F64), (F16, BF16, F32)
 _DIMS, _SINKS, _LAYOUTS = ("HQK", "K", "BK", "QK", "BHQK", "HQ", "BQK"), ("normal", "large", "zero"), (
     "BLHD", "LBHD", "BHDL", "HBLD",
 )  # fmt: skip
-_MODS = tuple(SCORE_MODS)
+_MODS = tuple(name for name, mod in SCORE_MODS.items() if mod.hides is None)
 
 
 def _quant(kind: Any, what: str) -> Feature:

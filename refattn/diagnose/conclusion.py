@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice, takewhile
 
 from ..case import Case
+from .conditions import Condition, condition
 from .diagnosis import Diagnosis
 from .hypothesis import Hypothesis, hypotheses
 from .match import HALF, Trial
-from .passed import what_tells_apart
 
 __all__ = ["closest", "conclude"]
 
 CLOSE = 0.8
 """Of the squared error: less than this does not name a bug that explains no case."""
+
+NAMED = 5
+"""So many that explain all are looked for."""
 
 
 def conclude(
@@ -26,8 +30,8 @@ def conclude(
     exact if not `exactly`: where most failures are no trials, since something else explains them.
     """
     n = len(sample)
-    where = {h: what_tells_apart([t.case for t in sample if t.match(h).nearly], cases) for h, cases in against.items()}
-    worth = {h: counts[h] - min(0.5 if where[h] else len(against[h]), counts[h] / 4) for h in against}
+    where = {h: condition([t.case for t in sample if t.match(h).nearly], cases) for h, cases in against.items()}
+    worth = {h: counts[h] - _lost(counts[h], n, len(against[h]), where[h]) for h in against}
     worth = {h: k - 0.6 * (h.family is not None or h.narrow == 2) for h, k in worth.items()}  # it has more to fit by
     place = {h: at for at, h in enumerate(hypotheses())}  # the simplest come first
     shares = {h: _share(h, sample) if h.rounding else 1.0 for h in against}
@@ -35,26 +39,48 @@ def conclude(
         against,
         key=lambda h: (-worth[h], h.narrow, h.vague and not h.narrow, -shares[h], place.get(h, len(place))),
     )
-    exact = [h for h in ranked if counts[h] == n and not against[h] and not h.members]
-    exact = [h for h in exact if all(t.match(h).nearly for t in trials)]
-    exact = [h for h in exact if sum(not t.match(h).explains for t in trials) <= len(trials) / 10]
+    exact = [h for h in ranked if counts[h] == n and not h.members and _uncontradicted(h, against[h], where[h])]
+    exact = sorted(
+        exact, key=lambda h: (h.rounding, bool(against[h]), h.narrow, h.vague and not h.narrow, place.get(h, len(place)))
+    )
+    exact = list(islice((h for h in exact if _explains_all(h, trials)), NAMED))
     exact = [h for h in exact if not h.rounding] or exact[:1]
-    exact = sorted(exact, key=lambda h: (h.narrow, h.vague and not h.narrow, place.get(h, len(place))))
     if exact and exactly:
         share = _share(exact[0], sample)
         within = sum(t.match(exact[0]).explains for t in trials)
-        return Diagnosis(tuple(exact), cases=within, failing=failing, share=share)
-    likely = [h for h in ranked if counts[h] >= HALF * n]
-    first = likely[0] if likely else None
-    if first is not None:
-        rest = [t for t in sample if not t.match(first).nearly]
-        others = sorted(counts, key=lambda h: -sum(t.match(h).explains for t in rest))
-        second = [(h, k) for h in others[:1] if (k := sum(t.match(h).explains for t in rest)) > n / 8]
+        exact = [h for h in exact if bool(against[h]) == bool(against[exact[0]])]
         return Diagnosis(
-            likely=((first, counts[first]), *second), cases=n, failing=failing, against=len(against[first]),
-            where=where[first],
+            tuple(exact), cases=within, failing=failing, looked=len(trials), share=share,
+            against=len(against[exact[0]]), where=where[exact[0]],
         )  # fmt: skip
-    return None
+    first = next((h for h in ranked if counts[h] >= HALF * n), None)
+    if first is None:
+        return None
+    rest = [t for t in sample if not t.match(first).nearly]
+    others = sorted(counts, key=lambda h: -sum(t.match(h).explains for t in rest))
+    second = [h for h in others[:1] if sum(t.match(h).explains for t in rest) > n / 8]
+    told = [(first, sum(t.match(first).nearly for t in trials))]
+    told += [(h, sum(t.match(h).explains for t in trials if not t.match(first).nearly)) for h in second]
+    return Diagnosis(
+        likely=tuple(told), failing=failing, looked=len(trials), against=len(against[first]), where=where[first]
+    )
+
+
+def _lost(count: int, n: int, against: int, where: Condition | None) -> float:
+    """What an explanation loses by cases that passed: little if it explains all, or holds under a condition."""
+    if not against or where is not None:
+        return 0.0 if not against else 0.25 if where is not None and where.sure else 0.5
+    return min(against, count / (8 if count == n > 2 else 2))
+
+
+def _explains_all(h: Hypothesis, trials: Sequence[Trial]) -> bool:
+    found = [t.match(h) for t in takewhile(lambda t: t.match(h).nearly, trials)]
+    return len(found) == len(trials) and sum(not m.explains for m in found) <= len(trials) / 10
+
+
+def _uncontradicted(h: Hypothesis, against: Sequence[Case], where: Condition | None) -> bool:
+    """Whether no case that passed speaks against it, or a condition tells those apart beyond doubt."""
+    return not against or (where is not None and where.sure and not (h.narrow or h.vague or h.rounding))
 
 
 def closest(near: Iterable[Hypothesis], asked: Sequence[Trial], failing: int) -> Diagnosis:
@@ -63,7 +89,7 @@ def closest(near: Iterable[Hypothesis], asked: Sequence[Trial], failing: int) ->
     share = 0.0 if best is None else _share(best, asked)
     if best is None or share < CLOSE:
         return Diagnosis(failing=failing)
-    return Diagnosis(closest=best, share=share, cases=len(asked), failing=failing)
+    return Diagnosis(closest=best, share=share, looked=len(asked), failing=failing)
 
 
 def _share(h: Hypothesis, trials: Sequence[Trial]) -> float:

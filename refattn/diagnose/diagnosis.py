@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .conditions import Condition
 from .hypothesis import Hypothesis
 
 __all__ = ["Diagnosis"]
@@ -18,14 +19,17 @@ class Diagnosis:
 
     found: tuple[Hypothesis, ...] = ()
     likely: tuple[tuple[Hypothesis, int], ...] = ()
-    """with how many of the cases that were asked"""
+    """with how many of the failing cases"""
     closest: Hypothesis | None = None
     share: float = 0.0
     cases: int = 0
+    """how many failing cases what was found explains within bound"""
     failing: int = 0
+    looked: int = 0
+    """how many of the failing cases were asked; the others are of another kind, too large, or too many"""
     against: int = 0
     """how many cases that passed speak against the likeliest"""
-    where: str = ""
+    where: Condition | None = None
     """what all that fail have, and none of those that speak against it"""
 
     @property
@@ -35,23 +39,30 @@ class Diagnosis:
 
     def lines(self) -> list[str]:
         """What to say of it."""
+        alone = f", in cases with {self.where.words} alone" if self.where is not None and self.where.sure else ""
         if self.found:
             first, *others = self.found
             some = f"{self.cases} of the {self.failing} failing cases"
             looked = some if self.cases < self.failing else "all failing cases"
             how = f"{self.share:.0%} of the squared error of {looked}" if first.rounding else f"{looked} within bound"
-            lines = [f"your output is attention with this bug: {first}", f"it explains {how}"]
+            lines = [f"your output is attention with this bug: {first}{alone}", f"it explains {how}{self._unseen()}"]
             lines += [f"the cases cannot tell it from: {h}" for h in others[:OTHERS]]
-            return lines + ([f"nor from {len(others) - OTHERS} more"] if len(others) > OTHERS else [])
+            return lines + (["nor from others"] if len(others) > OTHERS else [])
         if self.likely:
-            lines = [f"{n} of {self.cases} failing cases look like this bug: {h}" for h, n in self.likely]
-            if self.against > self.likely[0][1] / 8:
-                where = f"; it may be in {self.where} alone" if self.where else ""
+            lines = [f"{n} of {self.failing} failing cases look like this bug: {h}{alone if not at else ''}"
+                     for at, (h, n) in enumerate(self.likely)]  # fmt: skip
+            lines[0] += self._unseen()
+            if self.against > self.likely[0][1] / 8 and not alone:
+                where = f"; it may be in cases with {self.where.words} alone" if self.where is not None else ""
                 lines.append(f"but {self.against} cases that passed speak against it{where}")
             return lines
         if self.closest is not None:
             return [
                 f"closest bug: {self.closest}",
-                f"it explains {self.share:.0%} of the squared error of {self.cases} cases, not all of it",
+                f"it explains {self.share:.0%} of the squared error of {self.looked} of {self.failing} failing cases",
             ]
         return ["no bug of the catalogue explains it"]
+
+    def _unseen(self) -> str:
+        left = self.failing - self.looked
+        return f" ({left} were not looked at)" if left > 0 and self.cases < self.failing else ""

@@ -18,7 +18,7 @@ from ..memory import take_answer
 from ..precision import Precision
 from ..truth import Expected
 from .distances import capped, grown, largest_of_row, roundings, step
-from .hypothesis import Hypothesis
+from .hypothesis import LOOPS, Hypothesis
 from .model import LOG2E, Inputs, Model
 from .regions import KEYS, REGIONS, ROWS, within
 
@@ -129,8 +129,18 @@ class Trial:
         """Those that are wrong in a part of the kernel alone, where that may explain what the whole does not."""
         if not self.failing & FORWARD:
             yield from (part for part in h.elsewhere if part.part == "backward")
+            loop = self._loop
+            if loop in h.in_loops and not any(self.match(p).nearly for p in h.elsewhere if p.part == "backward"):
+                yield h.in_loops[loop]
         elif self.match(h).forward:
             yield from (part for part in h.elsewhere if part.part != "backward")
+
+    @cached_property
+    def _loop(self) -> str:
+        """The loop of the backward in which all that fails is made; "" if there are several."""
+        wanted = self.failing | (self.case.want & frozenset({"dq", "dk", "dv"}))
+        fits = (words for words, names in LOOPS.items() if self.failing <= names and not wanted <= names)
+        return min(fits, key=lambda words: len(LOOPS[words]), default="")
 
     def in_regions(self, h: Hypothesis, most: int) -> Iterator[Hypothesis]:
         """The same in a region alone, where that explains what the whole does not."""

@@ -37,6 +37,20 @@ class Model(Forward):
     def slope(self, s: Array, softcap: float) -> Array:
         return np.cosh(s / softcap) ** -2
 
+    def modifier_slope(self) -> Array:
+        return np.asarray(SCORE_MODS[self.case.score_mod or ""].slope(self.before, *self.places()))
+
+    def dp_of(self, dout: Array) -> Array:
+        """The gradient of weights, before dropout."""
+        return np.asarray(dout @ self.v.swapaxes(-1, -2))
+
+    def dq_of(self, ds: Array) -> Array:
+        return product(ds, self.k, self.seen)
+
+    def dk_of(self, ds: Array) -> Array:
+        """Of each query head."""
+        return product(ds.swapaxes(-1, -2), self.q, self.seen.swapaxes(-1, -2))
+
     def dv_of(self, p: Array, dout: Array) -> Array:
         if self.keep is not None:
             p = np.where(self.keep, p, 0)
@@ -66,11 +80,11 @@ class Model(Forward):
     def backward(self) -> dict[str, Array]:
         case, dout = self.case, self.x["dout"]
         p, incoming = self.again(), self.arriving() - self.delta()
-        dp = self.dropped(dout @ self.v.swapaxes(-1, -2))
+        dp = self.dropped(self.dp_of(dout))
         dt = np.where(self.seen, self.through_softmax(p, dp, incoming), 0)
         ds = dt
         if case.score_mod is not None:
-            ds = np.where(self.seen, ds * SCORE_MODS[case.score_mod].slope(self.before, *self.places()), 0)
+            ds = np.where(self.seen, ds * self.modifier_slope(), 0)
         y: dict[str, Array] = {}
         if case.softcap is not None:
             slope, z = self.slope(self.s, case.softcap), self.s / case.softcap
@@ -78,9 +92,8 @@ class Model(Forward):
             ds = np.where(self.seen, ds * slope, 0)
         y["dscale"] = np.where(self.seen, ds * self.qk, 0).sum()
         low = self.low(ds, "ds")
-        y["dq"] = product(low, self.k, self.seen) * self.dtype(self.q_factor())
-        across = self.seen.swapaxes(-1, -2)
-        y["dk"] = self.group(product(low.swapaxes(-1, -2), self.q, across) * self.dtype(self.k_factor()))
+        y["dq"] = self.dq_of(low) * self.dtype(self.q_factor())
+        y["dk"] = self.group(self.dk_of(low) * self.dtype(self.k_factor()))
         y["dv"] = self.group(self.dv_of(p, dout))
         if "bias" in self.x:
             y["dbias"] = self.reduced(dt)

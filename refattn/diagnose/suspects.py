@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from ..judge import Evidence, Verdict
 from ..localise import localise
 from .conclusion import closest, conclude
 from .diagnosis import Diagnosis
-from .hypothesis import Hypothesis, hypotheses, whole_family
+from .hypothesis import Hypothesis, whole_family
 from .match import FORWARD, HALF, Trial
+from .order import by_plausibility, spread
 from .passed import would_be_noticed
 
 __all__ = ["Suspects", "can_be_evaluated"]
@@ -30,7 +32,11 @@ SEARCHED = 2**13
 MOST_LOCATED = 5
 """Of so many unexplained failures it is said where they are."""
 KEPT, ASKED, SEARCHES = 48, 16, 3
-"""So many failures are kept, candidates asked of so many, and all hypotheses of so many."""
+"""So many large failures are kept, candidates asked of so many, and all hypotheses of so many."""
+MOST_KEPT = 300
+"""So many failures are kept in all."""
+NEARBY = 0.15
+"""Where something is found, what is less plausible by so much is not asked any more."""
 BEHIND = 2
 """So many cases fewer than the best a candidate may have explained."""
 MOST_REGIONAL = 24
@@ -39,7 +45,7 @@ MOST_ASKED = 80
 """So many candidates are asked of all."""
 FAMILIES, MOST_MEMBERS = 3, 3
 """So many families are asked as a whole, each with so many ways to go over the keys."""
-PASSED = 24
+PASSED = 16
 """So many of the cases that passed may speak against a candidate."""
 
 
@@ -62,8 +68,8 @@ class Suspects:
     """the shares of error of those that explain some of one"""
     searched: set[str] = field(default_factory=set)
     """ids of the cases of which all hypotheses were asked"""
-    reached: int = 0
-    """the first hypothesis that the search before had no time for"""
+    asked: set[Hypothesis] = field(default_factory=set)
+    """in a search that came to no end: the next one begins with others"""
     known: Counter[str] = field(default_factory=Counter)
     """conventions and contracts that the judge named, and of how many failures"""
     excused: int = 0
@@ -90,9 +96,9 @@ class Suspects:
             return ()  # a convention explains it
         begun = time.thread_time()
         trial = Trial(replace(verdict, evidence=_small(verdict.evidence)))
-        if len(self.trials) < KEPT:
+        if len(self.trials) < (KEPT if scores(verdict.case) > SEARCHED else MOST_KEPT):
             self.trials.append(trial)
-        culprit = self._culprit(trial, searching=not known or "unless it reads" in known[0])
+        culprit = self._culprit(trial)
         self.spent += time.thread_time() - begun
         if culprit is not None:
             return (f"looks like (its output is within bound of yours): {culprit}",)
@@ -101,37 +107,43 @@ class Suspects:
         self.located += 1
         return tuple(localise(verdict.evidence, verdict.contract).lines())
 
-    def _culprit(self, trial: Trial, searching: bool) -> Hypothesis | None:
+    def _culprit(self, trial: Trial) -> Hypothesis | None:
         """The likeliest candidate that explains a failure."""
-        if self.spent >= self.seconds / 2:
+        if self.spent >= self.seconds / 3:
             return None
         for h in sorted(self.candidates, key=lambda h: -self.candidates[h])[:20]:
             if trial.match(h).explains:
                 self.candidates[h] += 1
                 return h
-        if not searching or len(self.searched) >= SEARCHES or scores(trial.case) > self.largest:
+        if len(self.searched) >= SEARCHES or scores(trial.case) > self.largest:
             return None
-        found = self._search(trial, time.thread_time() + self.seconds / 2)
+        found = self._search(trial, time.thread_time() + self.seconds / 3 - self.spent)
         return found[0] if found else None
 
-    def _search(self, trial: Trial, until: float) -> list[Hypothesis]:
+    def _search(self, trial: Trial, until: float, margin: float = NEARBY) -> list[Hypothesis]:
         """All that explain a failure, which are candidates from then on."""
         self.searched.add(trial.case.id)
         found: list[Hypothesis] = []
-        every, regional, known = _in_order(bool(trial.failing & FORWARD)), 0, False
-        begin, self.reached = self.reached, 0  # where time ran out before, the next case goes on
-        for at, h in enumerate(every[begin:] + every[:begin]):
-            if time.thread_time() > until:
-                self.reached = (begin + at) % len(every)
+        failed = [t.case for t in self.trials] or [trial.case]
+        every = by_plausibility(failed, self.passed, bool(trial.failing & FORWARD))
+        every.sort(key=lambda row: row[1] in self.asked)
+        last, regional, asked = math.inf, 0, set[Hypothesis]()
+        for at, (against, h) in enumerate(every):
+            if against > last and h not in self.asked:
                 break
+            if at % 16 == 0 and time.thread_time() > until:  # asking for the time takes some
+                self.asked |= asked
+                break
+            asked.add(h)
             m = trial.match(h)
             if m.nearly:
                 found.append(h)
-                known |= m.explains and not h.vague
+                if m.explains and not h.vague:
+                    last = min(last, against + margin)
                 continue
             if m.share >= HALF:
                 self.near[h] = max(self.near.get(h, 0.0), m.share)
-            if known:
+            if last < math.inf:
                 continue  # something simpler explains it
             parts = [h, *trial.elsewhere(h)]
             found += [part for part in parts[1:] if trial.match(part).nearly]
@@ -144,18 +156,18 @@ class Suspects:
 
     def lines(self) -> tuple[str, ...]:
         """What explains the failures that were kept; nothing if none can be evaluated."""
-        known = {note: n for note, n in self.known.items() if self._consistent(note, n)}
-        told = [(f"{n} of {self.failing} failing cases: {note}", n)
-                for note, n in sorted(known.items(), key=lambda x: -x[1])[:2]]
         found = self.diagnosis() if self.trials else None
         lines = [] if found is None else found.lines()
-        first = [line for line, n in told if n >= HALF * self.failing]
-        if found is not None and (found.found or found.likely):
-            conventions = [line for line, _ in told if "undeclared" in line]
-            explained = len(self.trials) if found.found else found.likely[0][1] * len(self.trials) // found.cases
-            ahead = [line for line, n in told if line in conventions and n > max(HALF * self.failing, explained)]
-            return tuple(ahead + lines + [line for line in conventions if line not in ahead])
-        return tuple(first + lines + [line for line, _ in told if line not in first])
+        known = sorted((row for row in self.known.items() if self._consistent(*row)), key=lambda row: -row[1])[:2]
+        explained = 0 if found is None else found.cases or (found.likely[0][1] if found.likely else 0)
+        ahead, after = [], []
+        for note, n in known:
+            convention = note.startswith("undeclared")
+            leads = n > max(explained, HALF * self.failing) if convention else n >= HALF * self.failing and not explained
+            if not convention and explained and n <= explained:
+                continue  # what explains as much says more
+            (ahead if leads else after).append(f"{n} of {self.failing} failing cases: {note}")
+        return (*ahead, *lines, *after)
 
     def _consistent(self, note: str, n: int) -> bool:
         """Whether a convention on empty rows is not an accident: most that fail are so, or none that has any passed."""
@@ -168,11 +180,9 @@ class Suspects:
         """The candidates against a sample of the failures that were kept, and of the cases that passed."""
         begun = time.thread_time()
         until, searching = begun + self.seconds, begun + self.seconds / 2
-        sample = _spread(self.trials, ASKED)
+        sample = spread(self.trials, ASKED)
         by_size = sorted(sample, key=lambda t: scores(t.case))
-        counts = self._asked(by_size, until)
-        if self._in_parts(counts, by_size, until):
-            counts = self._asked(by_size, until)
+        counts = self._counted(by_size, until)
         for trial in by_size:
             best = max(counts.values(), default=0)
             if best >= 0.9 * len(sample) or len(self.searched) >= 2 * SEARCHES or time.thread_time() > searching:
@@ -180,16 +190,23 @@ class Suspects:
             unexplained = not any(trial.match(h).explains for h, n in counts.items() if n == best)
             if trial.case.id not in self.searched and unexplained:
                 self._search(trial, searching)
-                counts = self._asked(by_size, until)
-                if self._in_parts(counts, by_size, until):
-                    counts = self._asked(by_size, until)
+                counts = self._counted(by_size, until)
         counts = self._with_families(counts, by_size, until)
         against = self._against(counts, sample, until + self.seconds / 2)
+        if time.thread_time() < searching and against and all(against.values()):  # there may be something else
+            self._search(by_size[0], searching, margin=math.inf)
+            counts = self._with_families(self._counted(by_size, until), by_size, until)
+            against = self._against(counts, sample, until + self.seconds / 2)
         asked = [t for t in sample if t.case.id in self.searched] or sample[:1]
         found = conclude(
             counts, against, sample, self.trials, self.failing, exactly=self.excused <= len(self.trials)
         )
         return found or closest((*self.candidates, *self.near), asked, self.failing)
+
+    def _counted(self, sample: Sequence[Trial], until: float) -> dict[Hypothesis, int]:
+        """How many of the sample each candidate explains, as a whole or in a part of the kernel alone."""
+        counts = self._asked(sample, until)
+        return self._asked(sample, until) if self._in_parts(counts, sample, until) else counts
 
     def _in_parts(self, counts: Mapping[Hypothesis, int], sample: Sequence[Trial], until: float) -> bool:
         """Whether the best candidates, in a part of the kernel alone, explain gradients that they do not as a whole."""
@@ -246,25 +263,14 @@ class Suspects:
         """Which of the cases that passed contradict each of the best candidates."""
         common = frozenset.intersection(*(t.case.features() for t in sample))
         nearest = sorted(self.passed, key=lambda c: (-len(common & c.features()), scores(c)))
-        passed = nearest[: PASSED // 2] + sorted(nearest[PASSED // 2 :], key=scores)[: PASSED // 2]
         best = sorted((h for h in counts if counts[h]), key=lambda h: -counts[h])[:40]
         against = {}
         for h in (h for h in best if counts[h] >= HALF * max(counts.values())):
             if time.thread_time() > until:
                 break  # what was not checked is not named
-            against[h] = [c for c in passed if h.separates(c) and would_be_noticed(h, c)]
+            told = list(islice(filter(h.separates, nearest), PASSED))
+            against[h] = [c for c in told if would_be_noticed(h, c)]
         return against
-
-
-@cache
-def _in_order(forward: bool) -> tuple[Hypothesis, ...]:
-    """All hypotheses, those of gradients first where the forward is right."""
-    return tuple(sorted(hypotheses(), key=lambda h: not forward and not h.shows <= frozenset(GRADIENTS)))
-
-
-def _spread(trials: Sequence[Trial], n: int) -> list[Trial]:
-    """Of so many failures, as many as are asked for, spread over the run."""
-    return [trials[i * len(trials) // n] for i in range(n)] if len(trials) > n else list(trials)
 
 
 def scores(case: Case) -> int:

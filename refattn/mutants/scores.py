@@ -140,7 +140,7 @@ class softcap_clips(Rules):
         return (s if softcap is None else np.clip(s, -softcap, softcap)), in_caps
 
 
-# score_mod: of its slopes only that of "relative" and "distance" is 1
+# score_mod: the slopes of "relative", "distance" and "staircase" are 1
 
 
 def _modified(*but: str) -> Any:
@@ -213,7 +213,7 @@ class mod_transposed(Rules):
 
 @mutant(
     "score_mod", "pytorch#185991 flash-attention#2654",
-    lambda case: _modified("relative", "distance")(case) and wants("dq", "dk", "dscale", "dsoftcap")(case),
+    lambda case: _modified("relative", "distance", "staircase")(case) and wants("dq", "dk", "dscale", "dsoftcap")(case),
     "score_mod_slope", caught="dsoftcap-mod-f32",
 )  # fmt: skip
 class mod_slope_missing(Rules):

@@ -100,7 +100,7 @@ class Modified:
         own = self.f.roundings * u * self.f.terms(t, *self.place)
         error = self.f.steepest(t, e, *self.place) * e + own
         variance = self.f.slope(t, *self.place) ** 2 * v + (self.f.bend * e * e / 2) ** 2 + own * own
-        return self.f(t, *self.place), error, variance
+        return self.f.value(t, *self.place), error, variance
 
     def slope(self, t: Array, e: Array, v: Array, u: float) -> tuple[Array, Array, Array]:
         """The slope, its rigorous error and its standard deviation."""

@@ -156,7 +156,7 @@ class _Heads:
             t = self.softcap * np.tanh(t / self.softcap)
         mod, bias = self.extras.mod(rows, keys), self.bias(rows, keys)
         if mod is not None:
-            t = mod.f(t, *mod.place)
+            t = mod.f.value(t, *mod.place)
         t = t if bias is None else t + bias
         return t if visible is ALL else np.where(visible, t, -np.inf)
 

@@ -95,7 +95,12 @@ class View:
         seen = self.case.visibility.tile(rows, keys, *where)
         seen = seen[None, None] if one else seen[bs, hs]
         bias = self._bias_of(bs, hs, rows, keys)
-        return seen if bias is None else seen & ~np.isneginf(bias)
+        seen = seen if bias is None else seen & ~np.isneginf(bias)
+        mod = None if self.case.score_mod is None else SCORE_MODS[self.case.score_mod]
+        if mod is None or mod.hides is None:
+            return seen
+        b, h, i, j = np.ogrid[bs, hs, : self.case.Lq, : self.case.Lk]
+        return seen & ~mod.hides(b, h, i[:, :, rows], j[..., keys])
 
     def extras_of(self, bs: slice, hs: slice) -> Extras:
         case, factors = self.case, self.kept

@@ -73,7 +73,7 @@ def _score_mod(case: Case, bias: Any) -> Callable[..., Any] | None:
     """softcap, then the case's score_mod, then its bias; None if it has none of them."""
     import torch
 
-    softcap, modify = case.softcap, SCORE_MODS[case.score_mod].value if case.score_mod else None
+    softcap, modify = case.softcap, SCORE_MODS[case.score_mod] if case.score_mod else None
     if bias is not None:
         bias = bias.expand(case.B, case.H, case.Lq, case.Lk)
 

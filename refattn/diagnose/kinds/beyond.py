@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...case import MATRICES, Cache, Case, Packed, Paged, Strided
+from ...case import MATRICES, Cache, Case, Dense, Packed, Paged, Storage, Strided
 from ...visibility import Mask
 from ..hypothesis import kind
 from ..model import Array, Model
@@ -51,6 +51,7 @@ TAKEN: dict[str, Taken] = {
     "the length of the last entry": lambda c, n: 0 * n + n[-1:].sum(),
     "the length of the longest": lambda c, n: 0 * n + n.max(initial=0),
     "the length of the shortest": lambda c, n: 0 * n + n.min(initial=c.Lk),
+    "the end of the padded array": lambda c, n: 0 * n + c.Lk if isinstance(c.storage, Dense) else n,
     "the number of its queries": lambda c, n: np.array(c.lengths[0]),
     "the place where it ends, cu_seqlens of the next": lambda c, n: np.minimum(_ends(c, n), c.Lk),
     "all that its pages have room for": lambda c, n: (
@@ -66,8 +67,10 @@ TAKEN: dict[str, Taken] = {
 
 def _others(case: Case, how: Any) -> bool:
     true = np.array(case.lengths[1])
-    plain = case.rotary is None and not isinstance(case.storage, Strided)
-    return plain and case.Lk > 0 and not np.array_equal(how.taken(case, true), true)
+    turned = case.rotary is not None and (how.how[0] or not isinstance(case.storage, Dense))
+    plain = not turned and not isinstance(case.storage, Strided)
+    taken = how.taken(case, true)
+    return plain and case.Lk >= (0 if case.rotary is None else taken.max(initial=0)) and not np.array_equal(taken, true)
 
 
 @kind(
@@ -172,29 +175,55 @@ class tail_counts(keys_taken):
         return np.append(x, np.zeros((*x.shape[:2], self.total() - x.shape[2], x.shape[3])), 2)
 
 
-def _partial(case: Case, how: Any) -> bool:
-    return any(n % how.tile for n in case.lengths[1])
-
-
 REACH: dict[str, tuple[int, bool] | None] = {
     "all rows": None, "rows that go so far": (1, False),
     **{f"tiles of {n} rows that go so far": (n, False) for n in (16, 64, 128)},
     **{f"tiles of {n} rows, packed from a group's heads, that go so far": (n, True) for n in (16, 64, 128)},
 }  # fmt: skip
+STORAGES: dict[str, tuple[type[Storage], ...]] = {
+    "": (Dense, Strided, Packed, Paged, Cache), "of pages, ": (Paged,), "of caches, ": (Cache,),
+    "of pages and caches, ": (Paged, Cache), "of packed sequences, ": (Packed,),
+}  # fmt: skip
+UNITS: dict[str, tuple[int, bool]] = {f"the last tile of {n} keys": (n, False) for n in (16, 32, 64, 128)}
+UNITS |= {f"the last tile of {n} keys, or page if that is smaller": (n, True) for n in (16, 32, 64, 128)}
+UNITS |= {"the last page": (2**20, True)}
 
 
-@kind(_partial, tile=(16, 32, 64, 128), where=REACH)
+def _size(case: Case, how: Any) -> int:
+    size, paged = how.unit
+    return min(size, case.storage.page_size) if paged and isinstance(case.storage, Paged) else int(size)
+
+
+def _partial(case: Case, how: Any) -> bool:
+    pages = Paged in how.of and not (how.unit[1] and not isinstance(case.storage, Paged) and how.of == (Paged,))
+    if not isinstance(case.storage, how.of) or (how.unit[1] and not pages):
+        return False
+    return any(n % _size(case, how) for n in case.lengths[1])
+
+
+def _tail(case: Case, how: Any) -> Any:
+    """Which entries it is about, and how far the last tile begins before their end."""
+    size = _size(case, how)
+    return tuple(n % size for n in case.lengths[1]), "" if how.where is None else how.where
+
+
+@kind(_partial, same=("unit", _tail), unit=UNITS, of=STORAGES, where=REACH)
 class tail_of_values_not_cleared(Bounds):
-    """What V holds past the end in the last tile of {tile} keys is NaN, and 0 times NaN is NaN, in {where}."""
+    """What V holds past the end in {unit}, {of}is NaN, and 0 times NaN is NaN, in {where}."""
 
-    tile = 64
+    unit: tuple[int, bool] = (64, False)
+    of: tuple[type[Storage], ...] = (Dense,)
     where: tuple[int, bool] | None = None
 
     def attend(self, t: Array) -> tuple[Array, Array, Array]:
         m, z, o = super().attend(t)
         n = np.array(self.given.lengths[1])[:, None, None]
-        dirty = np.broadcast_to(n % self.tile != 0, m.shape)
+        size = _size(self.given, type(self))
+        dirty = np.broadcast_to(n % size != 0, m.shape)
         if self.where is not None:
-            self.keys, self.rows = self.tile, self.where
-            dirty = dirty & (self.up(self.of_tile(self.ends(self.seen)[1], lambda x: x.max(-1))) > n)
+            self.keys, self.rows = size, self.where
+            dirty = dirty & (self.ends_of_tiles() > n // size * size)
         return m, z, np.where(dirty[..., None], np.nan, o)
+
+    def ends_of_tiles(self) -> Array:
+        return self.of_tile(self.ends(self.seen)[1], lambda x: x.max(-1))

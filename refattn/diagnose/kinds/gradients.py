@@ -120,78 +120,6 @@ class group(Model):
         return self.how(self, y) if which in self.of else super().group(y)
 
 
-def _reduces(case: Case, how: Any) -> bool:
-    sizes = case.B, case.H, case.Lq, case.Lk
-    return "dbias" in case.want and case.bias_shape[how.axis] == 1 < sizes[how.axis]
-
-
-@kind(
-    _reduces, "dbias", axis={"batch entries": 0, "heads": 1, "queries": 2, "keys": 3},
-    how={
-        "that of the first, not the sum": lambda y, axis: np.take(y, [0], axis),
-        "that of the last, not the sum": lambda y, axis: np.take(y, [-1], axis),
-        "the mean": lambda y, axis: y.mean(axis, keepdims=True),
-    },
-)  # fmt: skip
-class dbias_over(Model):
-    """dbias of a bias that is broadcast over {axis} is {how}."""
-
-    axis = 0
-    how: Callable[[Array, int], Array]
-
-    def reduced(self, dt: Array) -> Array:
-        return super().reduced(self.how(dt, self.axis))
-
-
-def _is_reduced(case: Case) -> bool:
-    sizes = case.B, case.H, case.Lq, case.Lk
-    return "dbias" in case.want and sum(n == 1 < m for n, m in zip(case.bias_shape, sizes, strict=True)) > 0
-
-
-@kind(
-    _is_reduced, "dbias",
-    how={
-        "is the mean over all that the bias is broadcast over": 0.0,
-        "is that of the first of all that the bias is broadcast over": 1.0,
-        "is summed over the last axis alone of those that the bias is broadcast over": -1.0,
-    },
-)  # fmt: skip
-class dbias_over_all(Model):
-    """dbias {how}, not the sum."""
-
-    how = 0.0
-
-    def reduced(self, dt: Array) -> Array:
-        shape = self.given.bias_shape
-        axes = tuple(a for a, n in enumerate(shape) if n == 1)
-        if self.how > 0:
-            return dt[tuple(slice(1) if a in axes else slice(None) for a in range(4))]
-        if self.how < 0:
-            return dt[tuple(slice(1) if a in axes[:-1] else slice(None) for a in range(4))].sum(axes[-1], keepdims=True)
-        return dt.mean(axes, keepdims=True)
-
-
-@kind(
-    lambda case: "dbias" in case.want, "dbias",
-    how={
-        "multiplied by the scale": lambda x, y: y * x.factor(),
-        "divided by the scale": lambda x, y: y / x.factor() if x.factor() else y,
-        "without delta": None,
-        "read with rows and columns exchanged": lambda x, y: np.ascontiguousarray(y.swapaxes(2, 3)).reshape(y.shape),
-    },
-)  # fmt: skip
-class dbias(Model):
-    """dbias is {how}."""
-
-    how: Callable[[Any, Array], Array] | None
-
-    def reduced(self, dt: Array) -> Array:
-        if self.how is not None:
-            return self.how(self, super().reduced(dt))
-        p = self.again()
-        return super().reduced(dt + p * self.delta()[..., None])
-
-
 Sinks = Callable[[Any, Array, Array], Array]
 SINKS: dict[str, Sinks] = {
     "that of the first entry, not the sum": lambda x, s, i: (s * i)[0].sum(1),
@@ -224,8 +152,18 @@ class dsinks(Model):
 
 
 @kind(
-    _back, "dq dk dv", of={"dq": "dq", "dk": "dk", "dv": "dv", "dk and dv": ("dk", "dv")},
+    _back, "dq dk dv",
+    of={"dq": "dq", "dk": "dk", "dv": "dv", "dk and dv": ("dk", "dv"), "each of dq, dk and dv": ("dq", "dk", "dv")},
     how={
+        "of the head before": lambda y: np.roll(y, 1, 1), "of the entry before": lambda y: np.roll(y, 1, 0),
+        "with entries and heads exchanged in memory":
+            lambda y: np.ascontiguousarray(y.swapaxes(0, 1)).reshape(y.shape),
+        "with rows and columns exchanged in memory":
+            lambda y: np.ascontiguousarray(y.swapaxes(2, 3)).reshape(y.shape),
+        "with entries and rows exchanged in memory":
+            lambda y: np.ascontiguousarray(y.swapaxes(0, 2)).reshape(y.shape),
+        "with columns reversed": lambda y: y[..., ::-1], "with rows reversed": lambda y: y[:, :, ::-1],
+        "without its last column": lambda y: np.concatenate([y[..., :-1], 0 * y[..., -1:]], 3),
         "of the next row": lambda y: np.roll(y, -1, 2), "of the row before": lambda y: np.roll(y, 1, 2),
         "of the next head": lambda y: np.roll(y, -1, 1), "of head 0 for all":
             lambda y: np.repeat(y[:, :1], y.shape[1], 1),

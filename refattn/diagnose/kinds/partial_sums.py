@@ -1,7 +1,8 @@
-"""Hypotheses on sums of gradients over tiles of which some are left out."""
+"""Hypotheses on sums of gradients over tiles: some are left out or counted twice, stored where they are to be added."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from ...case import Case
 from ..hypothesis import kind
 from ..model import Array, Model
+from .bounds import KEYS, ROWS, SAME, Bounds
 
 __all__: list[str] = []
 
@@ -66,6 +68,109 @@ class part_of_sum(Held):
         part = self.of_pairs(at)
         return whole | {n: part[n] for n in whole if n in ("dq", "dk", "dv") and n in names}
 
+
+SUMS = {"dq: of keys": (("dq",), 3), "dk and dv: of queries": (("dk", "dv"), 2), "dk: of queries": (("dk",), 2),
+        "dv: of queries": (("dv",), 2)}  # fmt: skip
+WHICH: dict[str, Callable[[Array, int], Array]] = {
+    "the first tile": lambda at, n: at == 0, "the last tile": lambda at, n: at == n - 1,
+    "the second tile": lambda at, n: at == 1, "every other tile": lambda at, n: at % 2 == 1,
+}
+
+
+def _summed(case: Case, how: Any) -> bool:
+    return not case.want.isdisjoint(how.of[0]) and (case.Lk if how.of[1] == 3 else case.Lq) > how.tile
+
+
+@kind(_summed, "dq dk dv", of=SUMS, which=WHICH, tile=SIZES, times={"left out": 0, "counted twice": 2})
+class tile_of_sum(Held):
+    """In {of}, {which} of {tile} is {times}."""
+
+    of: Any = (("dq",), 3)
+    which: Callable[[Array, int], Array]
+    tile, times = 64, 0
+
+    def backward(self) -> dict[str, Array]:
+        whole, (names, axis) = super().backward(), self.of
+        n = self.seen.shape[axis]
+        held = type(self).which(np.arange(n) // self.tile, -(-n // self.tile))
+        part = self.of_pairs(held if axis == 3 else held[:, None])
+        return whole | {name: whole[name] + (self.times - 1) * part[name] for name in names}
+
+
+STORED = {"dq": ("dq",), "dk and dv": ("dk", "dv"), "dk": ("dk",), "dv": ("dv",)}
+
+
+@kind(
+    lambda case, how: not case.want.isdisjoint(how.of), "dq dk dv", same=SAME, of=STORED, rows=ROWS,
+    keys=KEYS, left={"last": -1, "first": 0},
+)  # fmt: skip
+class stored_not_added(Held, Bounds):
+    """{of}: stored, not added, by each tile of {rows} rows and {keys} keys that sees some: the {left} one is left."""
+
+    of: tuple[str, ...] = ("dq",)
+    left = -1
+
+    def backward(self) -> dict[str, Array]:
+        whole, seen = super().backward(), self.seen
+        visited = np.zeros_like(seen)
+        for j in range(0, seen.shape[3], self.keys):
+            some = self.of_tile(seen[..., j : j + self.keys].any(-1), lambda x: x.any(-1))
+            visited[..., j : j + self.keys] = some[..., None]
+        turn = self.turn(visited)
+        last = np.where(visited, turn, -1 if self.left else turn.max(initial=0) + 1)
+        group = max(1, self.given.H // max(1, self.given.Hkv))
+        if "dq" in self.of:
+            kept = last.max(3, keepdims=True) if self.left else last.min(3, keepdims=True)
+        else:
+            apart = last.reshape(last.shape[0], -1, group, *last.shape[2:])
+            kept = apart.max((2, 3), keepdims=True) if self.left else apart.min((2, 3), keepdims=True)
+            kept = np.broadcast_to(kept, (*apart.shape[:3], 1, apart.shape[4])).reshape(*last.shape[:2], 1, -1)
+        part = self.of_pairs(last == kept)
+        return whole | {n: part[n] for n in self.of}
+
+    def turn(self, visited: Array) -> Array:
+        """When a pair's tile is come to, for its key (dk and dv), or for its row (dq)."""
+        if "dq" in self.of:
+            return np.broadcast_to(np.arange(visited.shape[3]) // self.keys, visited.shape)
+        case, group = self.given, max(1, self.given.H // max(1, self.given.Hkv))
+        b, h, i, _ = np.ogrid[tuple(slice(n) for n in visited.shape)]
+        size, packed = self.rows
+        if not packed:
+            at = h % group * -(-case.Lq // size) + i // size
+        elif packed is True:
+            at = (i * group + h % group) // size
+        else:
+            at = (h % group * np.array(case.lengths[0])[:, None, None, None] + i) // size
+        return np.broadcast_to(at + 0 * b, visited.shape)
+
+
+OVER: dict[str, int] = {f"tiles of {n} rows": n for n in (16, 32, 64, 128)} | {"heads": -1, "entries": -2}
+
+
+def _sums(case: Case, how: Any) -> bool:
+    n = {-1: case.H if "dq" in how.of else case.Hkv, -2: case.B}.get(how.over, 0)
+    rows = case.Lq if "dq" in how.of else case.Lk
+    return not case.want.isdisjoint(how.of) and (n > 1 if how.over < 0 else rows > how.over)
+
+
+@kind(_sums, "dq dk dv", of=STORED, over=OVER)
+class gradient_not_reset(Model):
+    """The sum of {of} is not set back to 0: it goes on over {over}."""
+
+    of: tuple[str, ...] = ("dk", "dv")
+    over = 64
+
+    def told(self, y: dict[str, Array]) -> dict[str, Array]:
+        return y | {n: self.going_on(y[n]) for n in self.of if n in y}
+
+    def going_on(self, x: Array) -> Array:
+        if self.over < 0:
+            return np.cumsum(x, 1 if self.over == -1 else 0)
+        n = x.shape[2]
+        more = -n % self.over
+        wide = np.pad(x, ((0, 0), (0, 0), (0, more), (0, 0)))
+        tiles = wide.reshape(*x.shape[:2], -1, self.over, x.shape[3])
+        return np.cumsum(tiles, 2).reshape(wide.shape)[:, :, :n]
 
 
 @kind(

@@ -169,7 +169,7 @@ WHERE: dict[str, Where] = {
     else _j(c) < 0 * n,
     "the new keys, not those of the cache": lambda c, n: _j(c) >= _past(c, n),
     "keys past the length of the first entry": lambda c, n: _j(c) >= n[:1] + 0 * n,
-    "keys past the length of the shortest entry": lambda c, n: _j(c) >= n.min() + 0 * n,
+    "keys past the length of the shortest entry": lambda c, n: _j(c) >= n.min(initial=c.Lk) + 0 * n,
     "keys past the number of queries": lambda c, n: _j(c) >= np.array(c.lengths[0])[:, None],
 } | {
     f"the first {m} keys": (lambda c, n, m=m: (_j(c) < m) & (n > m)) for m in SIZES

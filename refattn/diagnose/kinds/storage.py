@@ -41,6 +41,12 @@ def _run(table: Array, j: Array, size: int, tile: int) -> tuple[Array, Array]:
     return at // size, at % size
 
 
+def _by_width(table: Array, j: Array, size: int, width: Callable[[Array, Array, int], int]) -> tuple[Array, Array]:
+    """A table whose rows are looked for by another number of columns."""
+    at = np.arange(len(table))[:, None] * width(table, j, size) + j // size
+    return np.maximum(table.ravel()[np.minimum(at, table.size - 1)], 0), j % size + 0 * at
+
+
 PAGES: dict[str, Page] = {
     "in their order in memory, without the table": lambda t, j, n: (np.repeat((j // n)[None], len(t), 0), j % n),
     "in their order in memory, entry after entry, without the table": _flat,
@@ -66,6 +72,19 @@ PAGES: dict[str, Page] = {
     f"as if they held {m} tokens one after the other": (
         lambda t, j, n, m=m: ((_in(t, j // m) * m + j % m) // n, (_in(t, j // m) * m + j % m) % n))
     for m in (8, 16, 32, 64, 128)
+} | {
+    f"as if {m} tokens of each were in use, from its first slot on": (
+        lambda t, j, n, m=m: ((_in(t, j // m) * n + j % m) // n, (_in(t, j // m) * n + j % m) % n))
+    for m in (8, 16, 32, 64, 128)
+} | {
+    f"by a table whose rows have {words}": partial(_by_width, width=how)
+    for words, how in {
+        "one column fewer": lambda t, j, n: t.shape[1] - 1, "one column more": lambda t, j, n: t.shape[1] + 1,
+        "as many columns as there are entries": lambda t, j, n: len(t),
+        "as many columns as the longest entry has whole pages": lambda t, j, n: len(j) // n,
+        "as many columns as the longest entry has keys": lambda t, j, n: len(j),
+        "as many columns as a page has slots": lambda t, j, n: n,
+    }.items()
 }  # fmt: skip
 
 
@@ -89,6 +108,30 @@ class pages(Model):
             read = handed[n][page, slot].swapaxes(1, 2)
             x[n] = np.where(there[:, None, :, None], read, np.zeros((), read.dtype))
         return self.made(x)
+
+
+INSIDE: dict[str, Callable[[Array], Array]] = {
+    "slot and head exchanged: as (page, head, slot, size)": lambda x: x.reshape(
+        x.shape[0], x.shape[2], x.shape[1], x.shape[3]).swapaxes(1, 2),
+    "page and head exchanged: as (head, page, slot, size)": lambda x: x.reshape(
+        x.shape[2], x.shape[0], x.shape[1], x.shape[3]).transpose(1, 2, 0, 3),
+    "page and slot exchanged: as (slot, page, head, size)": lambda x: x.reshape(
+        x.shape[1], x.shape[0], *x.shape[2:]).swapaxes(0, 1),
+    "slot and size exchanged: as (page, size, head, slot)": lambda x: x.reshape(
+        x.shape[0], x.shape[3], x.shape[2], x.shape[1]).swapaxes(1, 3),
+}  # fmt: skip
+
+
+@kind(_paged, of={"keys and values": "kv", "keys": "k", "values": "v"}, how=INSIDE)
+class inside_pages(Model):
+    """Pages of {of} are read with {how}."""
+
+    of: Any = "kv"
+    how: Callable[[Array], Array]
+
+    def arrays(self) -> dict[str, Array]:
+        handed = self.inputs.handed()
+        return self.from_memory(handed | {n: np.ascontiguousarray(self.how(handed[n])) for n in self.of})
 
 
 @kind(lambda case: _paged(case), how={"whole pages, rounded up": 1, "whole pages, rounded down": 0})

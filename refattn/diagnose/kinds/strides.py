@@ -29,14 +29,15 @@ SIZES: dict[str, Size] = {
 } | {f"those that there are, rounded up to {m}": (lambda c, n, m=m: -(-n // m) * m) for m in (4, 8, 16, 32, 64, 128)}
 AXES = {"rows": 3, "heads": 2, "entries": 1}
 READ = ("q", "k", "v", "bias", "keep", "dout", "k and v")
-WRITTEN = ("out", "dq", "dk", "dv")
+WRITTEN = ("out", "lse", "dq", "dk", "dv")
 
 
 def sizes(case: Case) -> dict[str, tuple[int, ...]]:
     """The shapes of arrays, by name."""
     B, H, Hkv, Lq, Lk, D, Dv = case.B, case.H, case.Hkv, case.Lq, case.Lk, case.D, case.Dv
     q, k, v, o = (B, H, Lq, D), (B, Hkv, Lk, D), (B, Hkv, Lk, Dv), (B, H, Lq, Dv)
-    found = {"q": q, "k": k, "v": v, "out": o, "dout": o, "dq": q, "dk": k, "dv": v, "mask": (B, H, Lq, Lk)}
+    found = {"q": q, "k": k, "v": v, "out": o, "dout": o, "dq": q, "dk": k, "dv": v, "mask": (B, H, Lq, Lk),
+             "lse": (B, H, Lq, 1)}
     found |= {"keep": (B, H, Lq, Lk)} if case.dropout is not None else {}
     return found | ({"bias": case.bias_shape} if case.bias is not None else {})
 
@@ -93,7 +94,7 @@ class mask_stride(Model):
         return _read(seen, self.axis, self.size(case, seen.shape[self.axis])) & real
 
 
-@kind(_taken, "out dq dk dv", of=WRITTEN, axis=AXES, size=SIZES)
+@kind(_taken, "out lse dq dk dv", of=WRITTEN, axis=AXES, size=SIZES)
 class written_stride(Model):
     """The {axis} of {of} are written as if what they hold were {size}, and what is not written stays NaN."""
 
@@ -103,9 +104,9 @@ class written_stride(Model):
     def told(self, y: dict[str, Array]) -> dict[str, Array]:
         if self.of not in y:
             return y
-        x = y[self.of]
+        x = y[self.of].reshape(sizes(self.given)[self.of])
         at = _index(x.shape, self.axis, self.size(self.given, x.shape[self.axis]))
         found = np.full(x.size, np.nan)
         within = (at >= 0) & (at < x.size)
         found[at[within]] = x[within]
-        return y | {self.of: found.reshape(x.shape)}
+        return y | {self.of: found.reshape(y[self.of].shape)}

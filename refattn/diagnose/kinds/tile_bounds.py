@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...case import Case
-from ...masks import Causal, Dilated, GlobalTokens, Mask, Prefix
+from ...masks import And, Causal, Dilated, GlobalTokens, Mask, Prefix, Window
 from ...mutants import rewritten
 from ...visibility import Or
 from ..hypothesis import kind
@@ -165,6 +165,14 @@ class tile_lost(Bounds):
         return seen & (j < self.up(self.of_tile(last, lambda x: x.max(-1)))[..., None] - self.keys)
 
 
+def right_side(mask: Mask | None) -> int | None:
+    """How far beyond the diagonal a mask lets see at most; None if it has no such end."""
+    if isinstance(mask, And):
+        sides = [n for n in (right_side(mask.left), right_side(mask.right)) if n is not None]
+        return min(sides, default=None)
+    return 0 if isinstance(mask, Causal) else mask.right if isinstance(mask, Window) else None
+
+
 def _with_offset(case: Case, how: Any) -> bool:
     uneven = any(lq != lk for lq, lk in zip(*case.lengths, strict=True))
     return hides(case) and uneven and "bottom_right" in repr(case.mask)
@@ -188,7 +196,8 @@ class bound_without_offset(Bounds):
         if self.end == 0:
             first = np.where(some & (first > 0), first + wrong, first)
             return seen & (j >= self.down(self.of_tile(first, lambda x: x.min(-1)))[..., None])
-        last = np.where(some & (last < lk), last + wrong, last)
+        bounded = (last < lk) | (right_side(case.mask) is not None)
+        last = np.where(some & bounded, last + wrong, last)
         return seen & (j < self.up(self.of_tile(last, lambda x: x.max(-1)))[..., None])
 
 

@@ -250,6 +250,6 @@ PEERS: Mapping[str, Peer] = {
     "torch": Peer(torch_sdpa, ("torch",)),
     "onnxruntime": Peer(onnx_runtime, ("onnxruntime", "onnx")),
     "openvino": Peer(open_vino, ("openvino",)),
-    "jax": Peer(jax_nn, ("jax",)),
+    "jax": Peer(jax_nn, ("jax",), reference=True),
     "numpy naive": Peer(naive, ("numpy",), reference=True),
 }

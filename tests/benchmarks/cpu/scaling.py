@@ -16,7 +16,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,13 @@ def _peak() -> int:
 
 def scaling(dtype: str, sizes: Sequence[int], wide: int) -> dict[str, Any]:
     """Seconds and bytes of a forward of one head with D = 64 at each N, their slopes, and 1 thread / 2 threads."""
-    seconds = anew(_seconds, dtype, sizes)
-    memory = [max(PAGE, anew(_memory, dtype, N)) for N in sizes]
+    seconds, two_threads = anew(_timed, dtype, sizes, wide)
+    with ThreadPoolExecutor(cores()) as threads:
+        memory = [max(PAGE, size) for size in threads.map(partial(anew, _memory, dtype), sizes)]
     return {
         "dtype": dtype, "N": list(sizes), "seconds": seconds, "bytes": memory,
         "time_slope": slope(sizes, seconds), "memory_slope": slope(sizes, memory),
-        "threads_N": wide, "two_threads": anew(_two_threads, dtype, wide),
+        "threads_N": wide, "two_threads": two_threads,
     }  # fmt: skip
 
 
@@ -85,15 +87,17 @@ def _call(dtype: str, N: int, heads: int = 1) -> Callable[[], Any]:
     return lambda: flash.attention(q, k, v)
 
 
-def _seconds(dtype: str, sizes: Sequence[int]) -> list[float]:
+def _timed(dtype: str, sizes: Sequence[int], wide: int) -> tuple[list[float], float]:
+    """Seconds of a call at each N, and those of one thread over those of two."""
     calls = [_call(dtype, N) for N in sizes]
+    calls[0]()  # compiled
     taken: list[list[float]] = [[] for _ in sizes]
-    for _ in range(4):  # the first is to compile
+    for _ in range(3):
         for call, times in zip(calls, taken, strict=True):
             start = time.perf_counter()
             call()
             times.append(time.perf_counter() - start)
-    return [statistics.median(times[1:]) for times in taken]
+    return [statistics.median(times) for times in taken], _two_threads(dtype, wide)
 
 
 def _memory(dtype: str, N: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -59,11 +60,15 @@ def cores() -> int:
 
 
 def inputs(work: Work) -> Inputs:
-    """Normal numbers, in the dtype of `work`."""
+    """Normal numbers, in the dtype of `work`; the same arrays for the next work of that size."""
+    return _drawn((work.B, work.H, work.rows, work.D), (work.B, work.Hkv, work.N, work.D), work.dtype)
+
+
+@lru_cache(maxsize=1)
+def _drawn(queries: tuple[int, ...], keys: tuple[int, ...], dtype: str) -> Inputs:
     rng = np.random.default_rng(0)
-    queries, keys = (work.B, work.H, work.rows, work.D), (work.B, work.Hkv, work.N, work.D)
     drawn = (rng.standard_normal(shape, np.float32) for shape in (queries, keys, keys, queries))
-    return Inputs(*(x.astype(FORMATS[work.dtype].dtype) for x in drawn))
+    return Inputs(*(x.astype(FORMATS[dtype].dtype) for x in drawn))
 
 
 def agree(work: Work, x: Inputs, answer: Array) -> None:

@@ -1,0 +1,84 @@
+"""In which cases alone a bug is there: what all that fail have, and none of those that passed and speak against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import comb
+
+from ..case import Case
+
+__all__ = ["Condition", "condition"]
+
+SURE = 0.02
+"""A condition is no accident if one of so many would tell the cases apart with at most this probability."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`words` say which cases; `sure` if it is no accident that they are told apart."""
+
+    words: str
+    sure: bool
+
+
+def condition(failing: Sequence[Case], against: Sequence[Case]) -> Condition | None:
+    """The simplest that holds in all cases that fail and in none of the others, or two that together do."""
+    if not failing or not against:
+        return None
+    found = list(_common(failing, against))
+    accidents = len(found) / comb(len(failing) + len(against), len(against))
+    for words, others in found:
+        if not others:
+            return Condition(words, accidents <= SURE)
+    first, left = min(found, key=lambda x: len(x[1]), default=("", frozenset(against)))
+    for words, others in found:
+        if not left & others:
+            return Condition(f"{first} and {words}", accidents * len(found) <= SURE)
+    return None
+
+
+def _common(failing: Sequence[Case], against: Sequence[Case]) -> Iterator[tuple[str, frozenset[Case]]]:
+    """What all that fail have in common, the likeliest first, and the others that have it too."""
+    for name in _sizes(failing[0]):
+        ours, theirs = ([_sizes(c)[name] for c in cases] for cases in (failing, against))
+        least, most = min(ours), max(ours)
+        fewer = max((n for n in theirs if n < least), default=least)
+        more = min((n for n in theirs if n > most), default=most)
+        if fewer < least:
+            powers = [2**k for k in range(20) if fewer <= 2**k < least]
+            words = f"more than {powers[0]} {name}" if len(powers) == 1 else f"at least {least} {name}"
+            yield words, frozenset(c for c, n in zip(against, theirs, strict=True) if n >= least)
+        if more > most:
+            powers = [2**k for k in range(20) if most <= 2**k < more]
+            words = f"at most {powers[0] if len(powers) == 1 else most} {name}"
+            yield words, frozenset(c for c, n in zip(against, theirs, strict=True) if n <= most)
+    ours_, theirs_ = [_features(c) for c in failing], [_features(c) for c in against]
+    for word in sorted(frozenset.intersection(*ours_)):
+        yield word, frozenset(c for c, told in zip(against, theirs_, strict=True) if word in told)
+    for word in sorted(frozenset().union(*theirs_) - frozenset().union(*ours_)):
+        yield f"no {word}", frozenset(c for c, told in zip(against, theirs_, strict=True) if word not in told)
+
+
+def _sizes(case: Case) -> dict[str, int]:
+    """What the author of a kernel may have made a case of its own of, if it is small or large."""
+    group = case.H // max(case.Hkv, 1)
+    return {
+        "keys": case.Lk, "queries": case.Lq, "query heads of a key head": group, "columns of keys": case.D,
+        "columns of values": case.Dv, "entries": case.B, "heads": case.H, "key heads": case.Hkv,
+        "rows of a key head": group * case.Lq, "keys in the shortest entry": min(case.lengths[1], default=0),
+        "tiles of 64 rows in all": case.B * case.Hkv * -(-group * case.Lq // 64),
+    }  # fmt: skip
+
+
+def _features(case: Case) -> frozenset[str]:
+    told = {
+        "D that differs from Dv": case.D != case.Dv, "gradients": case.backward, "a mask": case.mask is not None,
+        "Lq that differs from Lk": case.Lq != case.Lk, "Lq > Lk": case.Lq > case.Lk, "Lq < Lk": case.Lq < case.Lk,
+        "lengths that differ": len(set(zip(*case.lengths, strict=True))) > 1,
+        "16 bits": case.dtype in ("float16", "bfloat16"), f"arrays as {type(case.storage).__name__}": True,
+    }  # fmt: skip
+    told |= {f"{name} not a multiple of {n}": size % n != 0 for n in (8, 16, 32, 64)
+             for name, size in (("Lk", case.Lk), ("Lq", case.Lq), ("D", case.D), ("Dv", case.Dv))}  # fmt: skip
+    words = {w for w in case.features() if w not in ("D!=Dv", "Lq!=Lk", "mask", "backward")}
+    return frozenset(words | {word for word, on in told.items() if on})

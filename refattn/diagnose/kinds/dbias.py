@@ -1,0 +1,141 @@
+"""Hypotheses on dbias: sums over what the bias is broadcast over, and stores where it should be added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from ...case import Case
+from ..hypothesis import kind
+from ..model import Array, Model
+
+__all__: list[str] = []
+
+WORDS = ("batch entries", "heads", "queries", "keys")
+AXES = {" and ".join(WORDS[a] for a in axes): axes for n in (1, 2, 3) for axes in combinations(range(4), n)}
+
+
+def _over(case: Case) -> tuple[int, ...]:
+    """The axes that a bias is broadcast over."""
+    sizes = case.B, case.H, case.Lq, case.Lk
+    return tuple(a for a, (n, m) in enumerate(zip(case.bias_shape, sizes, strict=True)) if n == 1 < m)
+
+
+def _reduces(case: Case, how: Any) -> bool:
+    return "dbias" in case.want and set(how.axes) <= set(_over(case))
+
+
+@kind(
+    _reduces, "dbias", axes=AXES,
+    how={
+        "that of the first, not the sum": lambda y, axes: y[tuple(slice(1 if a in axes else None) for a in range(4))],
+        "that of the last, not the sum":
+            lambda y, axes: y[tuple(slice(-1 if a in axes else None, None) for a in range(4))],
+        "the mean": lambda y, axes: y.mean(axes, keepdims=True),
+    },
+)  # fmt: skip
+class dbias_over(Model):
+    """dbias of a bias that is broadcast over {axes} is {how}."""
+
+    axes: tuple[int, ...] = (0,)
+    how: Callable[[Array, tuple[int, ...]], Array]
+
+    def reduced(self, dt: Array) -> Array:
+        return super().reduced(self.how(dt, self.axes))
+
+
+@kind(
+    lambda case: "dbias" in case.want and bool(_over(case)), "dbias",
+    how={
+        "is the mean over all that the bias is broadcast over": 0.0,
+        "is that of the first of all that the bias is broadcast over": 1.0,
+        "is summed over the last axis alone of those that the bias is broadcast over": -1.0,
+    },
+)  # fmt: skip
+class dbias_over_all(Model):
+    """dbias {how}, not the sum."""
+
+    how = 0.0
+
+    def reduced(self, dt: Array) -> Array:
+        axes = tuple(a for a, n in enumerate(self.given.bias_shape) if n == 1)
+        if self.how > 0:
+            return dt[tuple(slice(1) if a in axes else slice(None) for a in range(4))]
+        if self.how < 0:
+            return dt[tuple(slice(1) if a in axes[:-1] else slice(None) for a in range(4))].sum(axes[-1], keepdims=True)
+        return dt.mean(axes, keepdims=True)
+
+
+Turn = Callable[[Array, Array, Array, Array, Array, Case], Array]
+"""(b, h, i, j, own numbers of queries, case) -> when the part is come to that a pair is in"""
+
+
+def _group(c: Case) -> int:
+    return max(1, c.H // max(1, c.Hkv))
+
+
+STORES: dict[str, Turn] = {
+    "pair of query and key": lambda b, h, i, j, n, c: ((b * c.H + h) * c.Lq + i) * c.Lk + j,
+    "row": lambda b, h, i, j, n, c: (b * c.H + h) * c.Lq + i,
+    "head": lambda b, h, i, j, n, c: b * c.H + h,
+    "group of heads": lambda b, h, i, j, n, c: b * c.Hkv + h // _group(c),
+    "entry": lambda b, h, i, j, n, c: b,
+    "head, of all entries": lambda b, h, i, j, n, c: h,
+    "key": lambda b, h, i, j, n, c: (b * c.H + h) * c.Lk + j,
+} | {
+    f"tile of {m} rows": (lambda b, h, i, j, n, c, m=m: (b * c.H + h) * c.Lq + i // m) for m in (16, 32, 64, 128)
+} | {
+    f"tile of {m} rows, packed head by head": (
+        lambda b, h, i, j, n, c, m=m: (b * c.Hkv + h // _group(c)) * c.H * c.Lq + (h % _group(c) * n + i) // m)
+    for m in (16, 32, 64, 128)
+} | {
+    f"tile of {m} rows, packed query by query": (
+        lambda b, h, i, j, n, c, m=m: (b * c.Hkv + h // _group(c)) * c.H * c.Lq + (i * _group(c) + h % _group(c)) // m)
+    for m in (16, 32, 64, 128)
+} | {
+    f"tile of {m} keys": (lambda b, h, i, j, n, c, m=m: (b * c.H + h) * c.Lk + j // m) for m in (16, 32, 64, 128)
+}  # fmt: skip
+
+
+@kind(lambda case: "dbias" in case.want and bool(_over(case)), "dbias", turn=STORES, left={"last": -1, "first": 0})
+class dbias_stored(Model):
+    """dbias: stored, not added, by each {turn} that the bias is broadcast over: the {left} one is left."""
+
+    turn: Turn
+    left = -1
+
+    def reduced(self, dt: Array) -> Array:
+        case, axes = self.given, _over(self.given)
+        b, h, i, j = np.ogrid[tuple(slice(n) for n in dt.shape)]
+        lq, lk = (np.array(n)[:, None, None, None] for n in case.lengths)
+        at = np.broadcast_to(type(self).turn(b, h, i, j, lq, case), dt.shape)
+        there = (i < lq) & (j < lk)
+        end = np.where(there, at, -1 if self.left else at.max(initial=0) + 1)
+        kept = end.max(axes, keepdims=True) if self.left else end.min(axes, keepdims=True)
+        return super().reduced(np.where(end == kept, dt, 0))
+
+
+@kind(
+    lambda case: "dbias" in case.want, "dbias",
+    how={
+        "multiplied by the scale": lambda x, y: y * x.factor(),
+        "divided by the scale": lambda x, y: y / x.factor() if x.factor() else y,
+        "without delta": None,
+        "written with rows and columns exchanged": lambda x, y: np.ascontiguousarray(y.swapaxes(2, 3)).reshape(y.shape),
+        "that of the next head": lambda x, y: np.roll(y, -1, 1), "that of the next row": lambda x, y: np.roll(y, -1, 2),
+        "that of head 0": lambda x, y: np.repeat(y[:, :1], y.shape[1], 1),
+    },
+)  # fmt: skip
+class dbias(Model):
+    """dbias is {how}."""
+
+    how: Callable[[Any, Array], Array] | None
+
+    def reduced(self, dt: Array) -> Array:
+        if self.how is not None:
+            return self.how(self, super().reduced(dt))
+        p = self.again()
+        return super().reduced(dt + p * self.delta()[..., None])

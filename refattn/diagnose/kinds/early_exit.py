@@ -1,0 +1,62 @@
+"""Hypotheses on an early return: where there is nothing to attend to, rows are left as they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...case import Case
+from ..hypothesis import kind
+from ..model import Array
+from .bounds import Bounds
+
+__all__: list[str] = []
+
+LEFT: dict[str, dict[str, float]] = {
+    "out and lse stay NaN": {"out": np.nan, "lse": np.nan}, "out stays NaN": {"out": np.nan},
+    "lse stays NaN": {"lse": np.nan}, "out and lse stay 0": {"out": 0.0, "lse": 0.0}, "lse is +inf": {"lse": np.inf},
+    "out stays NaN and lse 0": {"out": np.nan, "lse": 0.0}, "out, lse and dq stay NaN": dict.fromkeys(
+        ("out", "lse", "dq"), np.nan), "dq stays NaN": {"dq": np.nan},
+}  # fmt: skip
+WHERE: dict[str, Any] = {
+    "In entries without keys": None,
+    **{f"In tiles of {n} rows that see nothing": (n, False) for n in (16, 64, 128)},
+    **{f"In tiles of {n} rows, packed head by head, that see nothing": (n, "heads") for n in (16, 64, 128)},
+    **{f"In tiles of {n} rows, packed query by query, that see nothing": (n, True) for n in (16, 64, 128)},
+}
+
+
+def _may(case: Case, how: Any) -> bool:
+    if case.want.isdisjoint(how.left):
+        return False
+    if how.where is None:
+        return 0 in case.lengths[1]
+    return case.mask is not None or 0 in case.lengths[1]
+
+
+def _same(case: Case, how: Any) -> Any:
+    if how.where is None or case.mask is None:
+        return None
+    size, packed = how.where
+    group = max(1, case.H // max(1, case.Hkv)) if packed else 1
+    return min(size, case.Lq * group), packed if group > 1 else False
+
+
+@kind(_may, "out lse dq", same=("where", _same), where=WHERE, left=LEFT)
+class left_early(Bounds):
+    """{where} the kernel returns early: {left}."""
+
+    where: Any = None
+    left: dict[str, float] = LEFT["out and lse stay NaN"]
+
+    def told(self, y: dict[str, Array]) -> dict[str, Array]:
+        none = np.broadcast_to(self.nothing(), self.m.shape)
+        return y | {n: np.where(none if n == "lse" else none[..., None], x, y[n])
+                    for n, x in self.left.items() if n in y}  # fmt: skip
+
+    def nothing(self) -> Array:
+        if self.where is None:
+            return np.array(self.given.lengths[1])[:, None, None] == 0
+        self.rows = self.where
+        return ~self.of_tile(self.seen.any(-1), lambda x: x.any(-1))

@@ -1,0 +1,64 @@
+"""In which order hypotheses are asked: first those that would show in the cases that failed, and in few that passed.
+
+Which cases a bug can show in is known without solving any: `separates`.  Hypotheses of one kind stand in a row, the
+sizes of tiles varying last, so that a few of a row speak for their neighbours.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, TypeVar
+
+from ..case import GRADIENTS, Case
+from .hypothesis import Hypothesis, hypotheses
+
+__all__ = ["by_plausibility", "spread"]
+
+T = TypeVar("T")
+NEIGHBOURS = 16
+"""At most so many of a kind are placed by the first and the last of them,"""
+FEW = 64
+"""if there are more than so many, or they differ in the size of tiles or splits alone."""
+FAILED, PASSED = 12, 20
+"""so many cases are looked at"""
+
+
+def by_plausibility(failed: Sequence[Case], passed: Sequence[Case], forward: bool) -> list[tuple[float, Hypothesis]]:
+    """All hypotheses with what speaks against each: 2 if it shows in no case that failed, 1 if in all that passed.
+
+    Those of gradients alone come before others where the `forward` is right.
+    """
+    failed, passed = spread(failed, FAILED), spread(passed, PASSED)
+    placed = []
+    for row in _rows():
+        ends = row if len(row) < 3 else (row[0], row[-1])
+        against = min(_against(h, failed, passed) for h in ends)
+        placed.append((against + (not forward and not row[0].shows <= frozenset(GRADIENTS)), row))
+    return [(against, h) for against, row in sorted(placed, key=lambda x: x[0]) for h in row]
+
+
+def _against(h: Hypothesis, failed: Sequence[Case], passed: Sequence[Case]) -> float:
+    shown = sum(map(h.separates, failed)) / len(failed)
+    return 2 * (1 - shown) + sum(map(h.separates, passed)) / max(len(passed), 1) if shown else 3.0
+
+
+@cache
+def _rows() -> tuple[tuple[Hypothesis, ...], ...]:
+    """Neighbours that differ in sizes alone, or of a kind that has many."""
+    kinds = Counter(map(_kind, hypotheses()))
+    rows: dict[Any, list[Hypothesis]] = {}
+    for at, h in enumerate(hypotheses()):
+        one = at if h.family is None and kinds[_kind(h)] <= FEW else h.family
+        rows.setdefault((_kind(h), one), []).append(h)
+    return tuple(tuple(row[i : i + NEIGHBOURS]) for row in rows.values() for i in range(0, len(row), NEIGHBOURS))
+
+
+def _kind(h: Hypothesis) -> str:
+    return h.name if h.made is None else h.made.__name__
+
+
+def spread(items: Sequence[T], n: int) -> list[T]:
+    """Of so many, as many as are asked for, spread over all."""
+    return [items[i * len(items) // n] for i in range(n)] if len(items) > n else list(items)
