@@ -3,6 +3,7 @@
 import contextlib
 import os
 
+pytest_plugins = ["tests.alone"]
 collect_ignore = ["tests/example_project"]  # another project: tests/test_example_project.py installs and runs it
 os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")  # before anything imports numba; nothing else in it looks at this
 

@@ -28,6 +28,7 @@ from .calling import FRAMES_TO_CUT, Answer, Description, Plan, call, candidate_t
 from .case import Case
 from .implementation import load
 from .inputs import Problem
+from .replies import Forged, received
 from .resident import lacking, resident
 
 __all__ = ["CannotLoad", "Worker", "settle"]
@@ -178,7 +179,10 @@ class Worker:
             ended = process.exitcode is not None
             try:
                 if pipe.poll(0):
-                    return pipe.recv()
+                    return received(pipe)
+            except Forged as error:
+                self._stop()
+                return Answer("crash", text=str(error))
             except (EOFError, OSError):
                 process.join(5)
                 ended = True

@@ -22,12 +22,12 @@ NAMED = 5
 
 def conclude(
     counts: Mapping[Hypothesis, int], against: Mapping[Hypothesis, list[Case]], sample: Sequence[Trial],
-    trials: Sequence[Trial], failing: int, exactly: bool = True,
+    trials: Sequence[Trial], excused: Sequence[Trial], failing: int,
 ) -> Diagnosis | None:  # fmt: skip
     """What explains all, or the most; none if nothing does.
 
-    `counts` says of how many of a sample of the trials, `against` which cases that passed contradict it.  Nothing is
-    exact if not `exactly`: where most failures are no trials, since something else explains them.
+    `counts` says of how many of a sample of the trials, `against` which cases that passed contradict it; `excused` are
+    failures that a convention explains.  Nothing is exact if these are most, and it does not explain them too.
     """
     n = len(sample)
     where = {h: condition([t.case for t in sample if t.match(h).nearly], cases) for h, cases in against.items()}
@@ -37,33 +37,38 @@ def conclude(
     shares = {h: _share(h, sample) if h.rounding else 1.0 for h in against}
     ranked = sorted(
         against,
-        key=lambda h: (-worth[h], h.narrow, h.vague and not h.narrow, -shares[h], place.get(h, len(place))),
-    )
+        key=lambda h: (
+            -worth[h], h.narrow, h.vague and not h.narrow, -shares[h], len(against[h]), place.get(h, len(place))
+        ),
+    )  # fmt: skip
     exact = [h for h in ranked if counts[h] == n and not h.members and _uncontradicted(h, against[h], where[h])]
+    exact = exact if exact and exact[0] == ranked[0] else [h for h in exact if not against[h]]
     exact = sorted(
-        exact, key=lambda h: (h.rounding, bool(against[h]), h.narrow, h.vague and not h.narrow, place.get(h, len(place)))
+        exact,
+        key=lambda h: (h.rounding, len(against[h]), h.narrow, h.vague and not h.narrow, place.get(h, len(place))),
     )
     exact = list(islice((h for h in exact if _explains_all(h, trials)), NAMED))
-    exact = [h for h in exact if not h.rounding] or exact[:1]
-    if exact and exactly:
-        share = _share(exact[0], sample)
-        within = sum(t.match(exact[0]).explains for t in trials)
-        exact = [h for h in exact if bool(against[h]) == bool(against[exact[0]])]
+    exact = [h for h in exact if not h.rounding and bool(against[h]) == bool(against[exact[0]])] or exact[:1]
+    if exact and len(also := [t for t in excused if t.match(exact[0]).nearly]) >= len(excused) - len(trials):
+        first = exact[0]
         return Diagnosis(
-            tuple(exact), cases=within, failing=failing, looked=len(trials), share=share,
-            against=len(against[exact[0]]), where=where[exact[0]],
+            tuple(exact), cases=sum(t.match(first).explains for t in (*trials, *also)), failing=failing,
+            looked=len(trials) + len(excused), share=_share(first, sample), against=len(against[first]),
+            where=where[first],
         )  # fmt: skip
-    first = next((h for h in ranked if counts[h] >= HALF * n), None)
-    if first is None:
+    best = next((h for h in ranked if counts[h] >= HALF * n), None)
+    if best is None:
         return None
-    rest = [t for t in sample if not t.match(first).nearly]
+    rest = [t for t in sample if not t.match(best).nearly]
     others = sorted(counts, key=lambda h: -sum(t.match(h).explains for t in rest))
-    second = [h for h in others[:1] if sum(t.match(h).explains for t in rest) > n / 8]
-    told = [(first, sum(t.match(first).nearly for t in trials))]
-    told += [(h, sum(t.match(h).explains for t in trials if not t.match(first).nearly)) for h in second]
+    second = [h for h in others[:1] if sum(t.match(h).explains for t in rest) > max(1, n / 8)]
+    every = (*trials, *excused)
+    told = [(best, sum(t.match(best).nearly for t in every))]
+    told += [(h, sum(t.match(h).explains for t in every if not t.match(best).nearly)) for h in second]
     return Diagnosis(
-        likely=tuple(told), failing=failing, looked=len(trials), against=len(against[first]), where=where[first]
-    )
+        likely=tuple(told), cases=told[0][1], failing=failing, looked=len(every), against=len(against[best]),
+        where=where[best],
+    )  # fmt: skip
 
 
 def _lost(count: int, n: int, against: int, where: Condition | None) -> float:

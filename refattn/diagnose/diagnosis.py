@@ -23,7 +23,7 @@ class Diagnosis:
     closest: Hypothesis | None = None
     share: float = 0.0
     cases: int = 0
-    """how many failing cases what was found explains within bound"""
+    """how many failing cases what is named first explains"""
     failing: int = 0
     looked: int = 0
     """how many of the failing cases were asked; the others are of another kind, too large, or too many"""
@@ -36,6 +36,11 @@ class Diagnosis:
     def names(self) -> tuple[str, ...]:
         """Of those that explain all."""
         return tuple(dict.fromkeys(h.name for h in self.found))
+
+    @property
+    def first(self) -> Hypothesis | None:
+        """What is named first, if it explains some cases."""
+        return next(iter((*self.found, *(h for h, _ in self.likely))), None)
 
     def lines(self) -> list[str]:
         """What to say of it."""

@@ -116,6 +116,8 @@ class Trial:
                 if best.explains:
                     break
             self.results[h] = best
+        if h not in self.results and not (self.failing <= h.shows and h.separates(self.case)):
+            self.results[h] = NONE
         if h not in self.results:
             key = None if h.same is None else h.same(self.case)
             found = self.results.get(key) if key is not None else None
@@ -178,8 +180,6 @@ class Trial:
     def _match(self, h: Hypothesis) -> Match:
         names = frozenset(self.got)
         forward = names & FORWARD
-        if not self.failing <= h.shows or not h.separates(self.case):
-            return NONE
         if forward and not self.failing & FORWARD and h.shows & FORWARD and h.part != "backward":
             return NONE  # what the forward gives is right
         first = forward if self.failing & FORWARD else names

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..case import GRADIENTS, NAMES, Case
-from ..judge import Evidence, Verdict
+from ..judge import Verdict
 from ..localise import localise
 from .conclusion import closest, conclude
 from .diagnosis import Diagnosis
@@ -72,8 +72,8 @@ class Suspects:
     """in a search that came to no end: the next one begins with others"""
     known: Counter[str] = field(default_factory=Counter)
     """conventions and contracts that the judge named, and of how many failures"""
-    excused: int = 0
-    """failures that a convention explains, which are not looked at"""
+    excused: list[tuple[list[str], Trial]] = field(default_factory=list)
+    """failures that a convention explains, of which no hypotheses are searched; with what the judge named"""
     spent: float = 0.0
     located: int = 0
 
@@ -87,15 +87,16 @@ class Suspects:
         known = [n for n in verdict.notes if n.startswith(("undeclared", "within"))]
         backward = all(o.passed or o.name in GRADIENTS for o in verdict.outputs)
         where = ", in gradients alone" if backward else ""
-        self.known.update(n.split(", unless")[0] + where * n.startswith("undeclared") for n in known)
+        self.known.update(told := [_short(n, where) for n in known])
         if backward:  # which more often is a row that comes to nothing by an accident of its weights
             known = [n for n in known if "empty_rows" not in n]
-        convention = any(n.startswith("undeclared") and "unless it reads" not in n for n in known)
-        if convention or not can_be_evaluated(verdict):
-            self.excused += convention
+        conventions = [n for n in known if n.startswith("undeclared") and "unless it reads" not in n]
+        if conventions and can_be_evaluated(verdict) and len(self.excused) < KEPT:
+            self.excused.append((told, Trial(_bare(verdict))))
+        if conventions or not can_be_evaluated(verdict):
             return ()  # a convention explains it
         begun = time.thread_time()
-        trial = Trial(replace(verdict, evidence=_small(verdict.evidence)))
+        trial = Trial(_bare(verdict))
         if len(self.trials) < (KEPT if scores(verdict.case) > SEARCHED else MOST_KEPT):
             self.trials.append(trial)
         culprit = self._culprit(trial)
@@ -158,14 +159,17 @@ class Suspects:
         """What explains the failures that were kept; nothing if none can be evaluated."""
         found = self.diagnosis() if self.trials else None
         lines = [] if found is None else found.lines()
+        first = None if found is None else found.first
+        also = Counter(n for told, t in self.excused if first is not None and t.match(first).nearly for n in told)
+        explained = 0 if found is None else found.cases
         known = sorted((row for row in self.known.items() if self._consistent(*row)), key=lambda row: -row[1])[:2]
-        explained = 0 if found is None else found.cases or (found.likely[0][1] if found.likely else 0)
-        ahead, after = [], []
+        ahead: list[str] = []
+        after: list[str] = []
         for note, n in known:
-            convention = note.startswith("undeclared")
-            leads = n > max(explained, HALF * self.failing) if convention else n >= HALF * self.failing and not explained
-            if not convention and explained and n <= explained:
-                continue  # what explains as much says more
+            most, convention = n >= HALF * self.failing, note.startswith("undeclared")
+            if explained >= n and (not convention or (not most and also[note] == n)):
+                continue  # what explains it explains others too
+            leads = most and n > explained
             (ahead if leads else after).append(f"{n} of {self.failing} failing cases: {note}")
         return (*ahead, *lines, *after)
 
@@ -199,7 +203,7 @@ class Suspects:
             against = self._against(counts, sample, until + self.seconds / 2)
         asked = [t for t in sample if t.case.id in self.searched] or sample[:1]
         found = conclude(
-            counts, against, sample, self.trials, self.failing, exactly=self.excused <= len(self.trials)
+            counts, against, sample, self.trials, [t for _, t in self.excused], self.failing
         )
         return found or closest((*self.candidates, *self.near), asked, self.failing)
 
@@ -283,9 +287,15 @@ def can_be_evaluated(verdict: Verdict) -> bool:
     return e is not None and wrong and verdict.contract is not None and scores(verdict.case) <= SCORES
 
 
-def _small(evidence: Evidence | None) -> Evidence | None:
-    """The evidence with the judged outputs alone."""
+def _short(note: str, where: str) -> str:
+    """A note without what is said of the case alone."""
+    return note.split(", unless")[0] + where * note.startswith("undeclared")
+
+
+def _bare(verdict: Verdict) -> Verdict:
+    """The verdict with the judged outputs alone as evidence."""
+    evidence = verdict.evidence
     if evidence is None:
-        return None
+        return verdict
     got: Mapping[str, Array] = {n: x for n, x in evidence.got.items() if n in NAMES and n in evidence.expected}
-    return replace(evidence, got=got)
+    return replace(verdict, evidence=replace(evidence, got=got))

@@ -91,6 +91,20 @@ MOVES: dict[str, Move] = {
     "from its transpose: length and heads": lambda x: np.ascontiguousarray(x.swapaxes(1, 2)).reshape(x.shape),
     "from its transpose: length and size": lambda x: np.ascontiguousarray(x.swapaxes(2, 3)).reshape(x.shape),
     "from its transpose: entry and head": lambda x: np.ascontiguousarray(x.swapaxes(0, 1)).reshape(x.shape),
+    "from the entry and head before, counted together": lambda x: np.roll(
+        x.reshape(-1, *x.shape[2:]), 1, 0).reshape(x.shape),
+    "as (entry, size, head, length)": lambda x: _as(x, (0, 3, 1, 2)),
+    "as (head, length, entry, size)": lambda x: _as(x, (1, 2, 0, 3)),
+    "as (length, head, entry, size)": lambda x: _as(x, (2, 1, 0, 3)),
+    "with its columns one too far": lambda x: np.roll(x, -1, 3),
+    "with its columns one too early": lambda x: np.roll(x, 1, 3),
+    "with the two halves of its columns exchanged": lambda x: np.concatenate(
+        [x[..., x.shape[3] // 2:], x[..., : x.shape[3] // 2]], 3),
+    "from the last row for all": lambda x: np.repeat(x[:, :, -1:], x.shape[2], 2),
+    "from the last head for all": lambda x: np.repeat(x[:, -1:], x.shape[1], 1),
+    "with the heads in reverse": lambda x: x[:, ::-1],
+    "with the entries in reverse": lambda x: x[::-1],
+    "twice as large": lambda x: 2 * x, "half as large": lambda x: x / 2,
     "with the other sign": lambda x: -x,
     "as 0": lambda x: 0 * x,
     "in absolute value": lambda x: np.abs(x),
@@ -157,14 +171,17 @@ class strides_ignored(Model):
 
 
 @kind(
-    lambda case, how: case.Lk > how.n, n=(16, 32, 64, 128, 256),
-    of={"keys and values are": "kv", "keys are": "k", "values are": "v"},
+    lambda case, how: (case.Lk if how.of[0] in "kv" else case.Lq * (how.of[-1] != "dout" or case.backward)) > how.n,
+    n=(16, 32, 64, 128, 256),
+    of={"keys and values are": ("k", "v"), "keys are": ("k",), "values are": ("v",), "queries are": ("q",),
+        "queries and dout are": ("q", "dout"), "dout is": ("dout",)},
 )  # fmt: skip
 class index_wraps(Model):
     """Beyond {n} the {of} read from the beginning again: the index has too few bits, or is that within a tile."""
 
-    n, of = 64, "kv"
+    n = 64
+    of: tuple[str, ...] = ("k", "v")
 
     def arrays(self) -> dict[str, Array]:
         x = super().arrays()
-        return x | {name: x[name][:, :, np.arange(x[name].shape[2]) % self.n] for name in self.of}
+        return x | {name: x[name][:, :, np.arange(x[name].shape[2]) % self.n] for name in self.of if name in x}

@@ -178,15 +178,15 @@ class tail_counts(keys_taken):
 REACH: dict[str, tuple[int, bool] | None] = {
     "all rows": None, "rows that go so far": (1, False),
     **{f"tiles of {n} rows that go so far": (n, False) for n in (16, 64, 128)},
-    **{f"tiles of {n} rows, packed from a group's heads, that go so far": (n, True) for n in (16, 64, 128)},
+    **{f"tiles of {n} rows, packed, that go so far": (n, True) for n in (16, 64, 128)},
 }  # fmt: skip
 STORAGES: dict[str, tuple[type[Storage], ...]] = {
-    "": (Dense, Strided, Packed, Paged, Cache), "of pages, ": (Paged,), "of caches, ": (Cache,),
-    "of pages and caches, ": (Paged, Cache), "of packed sequences, ": (Packed,),
+    "": (Dense, Strided, Packed, Paged, Cache), "in pages, ": (Paged,), "in caches, ": (Cache,),
+    "in pages and caches, ": (Paged, Cache), "in packed sequences, ": (Packed,),
 }  # fmt: skip
-UNITS: dict[str, tuple[int, bool]] = {f"the last tile of {n} keys": (n, False) for n in (16, 32, 64, 128)}
-UNITS |= {f"the last tile of {n} keys, or page if that is smaller": (n, True) for n in (16, 32, 64, 128)}
-UNITS |= {"the last page": (2**20, True)}
+UNITS: dict[str, tuple[int, bool]] = {f"tiles of {n} keys": (n, False) for n in (16, 32, 64, 128)}
+UNITS |= {f"tiles of {n} keys, or smaller pages": (n, True) for n in (16, 32, 64, 128)}
+UNITS |= {"pages": (2**20, True)}
 
 
 def _size(case: Case, how: Any) -> int:
@@ -196,7 +196,7 @@ def _size(case: Case, how: Any) -> int:
 
 def _partial(case: Case, how: Any) -> bool:
     pages = Paged in how.of and not (how.unit[1] and not isinstance(case.storage, Paged) and how.of == (Paged,))
-    if not isinstance(case.storage, how.of) or (how.unit[1] and not pages):
+    if not isinstance(case.storage, how.of) or (how.unit[1] and not pages) or _size(case, how) == 2**20:
         return False
     return any(n % _size(case, how) for n in case.lengths[1])
 
@@ -209,7 +209,7 @@ def _tail(case: Case, how: Any) -> Any:
 
 @kind(_partial, same=("unit", _tail), unit=UNITS, of=STORAGES, where=REACH)
 class tail_of_values_not_cleared(Bounds):
-    """What V holds past the end in {unit}, {of}is NaN, and 0 times NaN is NaN, in {where}."""
+    """Past the end of the last of {unit}, {of}V is not cleared: 0 times NaN is NaN, in {where}."""
 
     unit: tuple[int, bool] = (64, False)
     of: tuple[type[Storage], ...] = (Dense,)

@@ -40,6 +40,33 @@ class bias_times(Model):
         return np.where(np.isneginf(bias), bias, bias * self.times)
 
 
+@kind(_biased, how={"added to the weights, after the softmax": 0, "multiplied with the weights": 1})
+class bias_after_softmax(Model):
+    """The bias is {how}."""
+
+    how = 0
+
+    def logits(self, s: Array) -> Array:
+        t = super().logits(s)
+        bias = np.broadcast_to(self.x["bias"], t.shape)
+        self.later = np.where(np.isneginf(bias), 0, bias)
+        return t - self.later
+
+    def weighed(self, p: Array, keys: slice = slice(None)) -> Array:
+        p = p * self.later[..., keys] if self.how else p + self.later[..., keys] * p.sum(-1, keepdims=True)
+        return super().weighed(np.where(self.seen[..., keys], p, 0), keys)
+
+
+@kind(_biased)
+class bias_multiplied(Model):
+    """The bias is multiplied with the scores, not added to them."""
+
+    def logits(self, s: Array) -> Array:
+        bias = np.broadcast_to(self.x["bias"], s.shape)
+        t = super().logits(s)
+        return np.where(np.isneginf(bias), bias, (t - np.where(np.isneginf(bias), 0, bias)) * bias)
+
+
 @kind(lambda case: _biased(case) and scale_of(case.scale, case.D) != 1, by={"multiplied": 1, "divided": -1})
 class bias_by_scale(Model):
     """The bias is {by} by the scale."""
@@ -100,6 +127,7 @@ def _per_head(case: Case) -> bool:
         "key head": lambda c: np.arange(c.H) // max(1, c.H // max(1, c.Hkv)),
         "place in the group": lambda c: np.arange(c.H) % max(1, c.H // max(1, c.Hkv)),
         "head modulo the key heads": lambda c: np.arange(c.H) % max(1, c.Hkv),
+        "group's first head": lambda c: np.arange(c.H) // max(1, c.H // max(1, c.Hkv)) * max(1, c.H // max(1, c.Hkv)),
         "head counted from the last": lambda c: np.arange(c.H)[::-1],
     },
 )

@@ -12,6 +12,7 @@ from ...memory import take
 from ...quantise import BLOCK
 from ..hypothesis import kind
 from ..model import Array, Model
+from .arrays import HEADS as KEY_HEADS
 
 __all__: list[str] = []
 
@@ -96,4 +97,69 @@ class codes_read(Model):
             if n in x and codes.shape == x[n].shape:
                 ratio = np.where(codes == 0, 1, self.how(coded[n]) / np.where(codes == 0, 1, codes))
                 x[n] = x[n] * ratio
+        return x
+
+
+def _grouped(case: Case) -> bool:
+    return _coded(case) and case.quant is not None and case.quant.granularity != "tensor" and case.Hkv > 1
+
+
+def _differs(case: Case, how: Any) -> bool:
+    group = max(1, case.H // max(1, case.Hkv))
+    return _grouped(case) and not np.array_equal(how.to(case), np.arange(case.H) // group)
+
+
+@kind(_differs, of={"keys": "k", "values": "v", "keys and values": "kv"}, to=KEY_HEADS)
+class code_scale_of_head(Model):
+    """For query head h the codes of {of} have the scale of key head {to}, though codes are those of their own."""
+
+    of: Any = "k"
+    to: Callable[[Case], Array]
+
+    def ratio(self, name: str) -> Array:
+        """(B, H, Lk, columns or 1): the scale that is taken, over the right one."""
+        x = take(self.given, self.inputs.handed())
+        s, quant = x[f"{name}_scale"].astype(np.float64), self.given.quant
+        size = self.x[name].shape[3]
+        if quant is not None and quant.kind in GGML:
+            s = np.repeat(s, 32, 3)[..., :size]
+        elif s.shape[2] > 1:
+            s = s[:, :, np.minimum(np.arange(self.given.Lk) // BLOCK, s.shape[2] - 1)]
+        taken, own = s[:, type(self).to(self.given)], s[:, self.heads()]
+        return np.where(own == 0, 1, taken / np.where(own == 0, 1, own))
+
+    def to_logits(self) -> None:
+        for n in self.of:
+            setattr(self, n, (getattr(self, n) * self.ratio(n)).astype(self.dtype))
+        super().to_logits()
+
+
+NIBBLES: dict[str, Callable[[Array], Array]] = {
+    "the low and the high four bits are exchanged": lambda n: n.reshape(*n.shape[:-1], 2, 16)[..., ::-1, :].reshape(
+        n.shape),
+    "a byte holds two neighbours": lambda n: n.reshape(*n.shape[:-1], 2, 16).swapaxes(-1, -2).reshape(n.shape),
+    "the offset of 8 is left out": lambda n: n + 8,
+    "the offset is 7": lambda n: n + 1,
+    "they are signed numbers of four bits": lambda n: np.where(n < 0, n + 8, n - 8),
+    "the high four bits are left out": lambda n: np.where(np.arange(32) < 16, n, 0),
+    "the low four bits are left out": lambda n: np.where(np.arange(32) >= 16, n, 0),
+    "the low four bits are used for both": lambda n: n[..., np.arange(32) % 16],
+}
+
+
+@kind(lambda case: _coded(case) and case.quant.kind == "q4_0", of={"keys": "k", "values": "v", "keys and values": "kv"},
+      how=NIBBLES)  # fmt: skip
+class nibbles_read(Model):
+    """In the codes of {of}, of four bits each, {how}."""
+
+    of: Any = "kv"
+    how: Callable[[Array], Array]
+
+    def arrays(self) -> dict[str, Array]:
+        x, coded = super().arrays(), take(self.given, self.inputs.handed())
+        for n in self.of:
+            scale = np.repeat(coded[f"{n}_scale"].astype(np.float64), 32, 3)
+            codes = np.where(scale == 0, 0, x[n] / np.where(scale == 0, 1, scale))
+            blocks = np.rint(codes).reshape(*codes.shape[:3], -1, 32)
+            x[n] = self.how(blocks).reshape(codes.shape) * scale
         return x

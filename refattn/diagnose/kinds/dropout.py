@@ -35,6 +35,9 @@ class kept_by_place_in_tile(Model):
     "those of entry and head exchanged": lambda x: np.ascontiguousarray(x.swapaxes(0, 1)).reshape(x.shape),
     "those of the next head": lambda x: np.roll(x, -1, 1), "those of the next entry": lambda x: np.roll(x, -1, 0),
     "read with rows and columns exchanged": lambda x: np.ascontiguousarray(x.swapaxes(2, 3)).reshape(x.shape),
+    "those of the last head": lambda x: np.repeat(x[:, -1:], x.shape[1], 1),
+    "those of the first row": lambda x: np.repeat(x[:, :, :1], x.shape[2], 2),
+    "those of head and query exchanged": lambda x: np.ascontiguousarray(x.swapaxes(1, 2)).reshape(x.shape),
     "the other ones": lambda x: ~x, "all": lambda x: x | True,
 })  # fmt: skip
 class kept(Model):
@@ -45,6 +48,30 @@ class kept(Model):
     def arrays(self) -> dict[str, Array]:
         x = super().arrays()
         return x | {"keep": self.how(x["keep"])}
+
+
+@kind(lambda case: bool(case.dropout) and case.H > case.Hkv > 0, of={
+    "key head": lambda c, g: np.arange(c.H) // g, "group's first head": lambda c, g: np.arange(c.H) // g * g,
+    "place in the group": lambda c, g: np.arange(c.H) % g, "number modulo Hkv": lambda c, g: np.arange(c.H) % c.Hkv,
+})  # fmt: skip
+class kept_of_head(Model):
+    """Which weights dropout keeps is looked up for a head by its {of}."""
+
+    of: Callable[[Any, int], Array]
+
+    def arrays(self) -> dict[str, Array]:
+        x, group = super().arrays(), max(1, self.given.H // max(1, self.given.Hkv))
+        return x | {"keep": x["keep"][:, type(self).of(self.given, group)]}
+
+
+@kind(lambda case: bool(case.dropout), value={"-inf": -np.inf, "0": 0.0, "-1e9": -1e9})
+class dropped_before_softmax(Model):
+    """Dropout falls on logits: those that are dropped are {value}, and the softmax is of the others."""
+
+    value = -np.inf
+
+    def hide(self, t: Array) -> Array:
+        return super().hide(np.where(self.x["keep"], t, self.value))
 
 
 @kind(lambda case: bool(case.dropout) and case.dropout != 1, times={

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ def _apart(n: int, size: int, back: bool) -> Array:
     return _within(n, i - p + other)
 
 
-PLACES: dict[str, Places] = {
+PLACES: Mapping[str, Places] = {
     f"of each two times {m} the two halves are exchanged": (lambda n, m=m: _within(n, np.arange(n) ^ m))
     for m in (1, 2, 4, 8, 16, 32)
 } | {
@@ -67,24 +67,24 @@ SIZES: dict[tuple[str, int], Callable[[Case], int]] = {
 
 def _reads(case: Case, how: Any) -> bool:
     names, axis = how.of
-    return all(_moves(SIZES[n, axis](case), how.places) for n in names)
+    return all(_moves(SIZES[n, axis](case), how.order) for n in names)
 
 
 def _size(case: Case, how: Any) -> Any:
     names, axis = how.of
-    return how.places(SIZES[names[0], axis](case)).tobytes()
+    return how.order(SIZES[names[0], axis](case)).tobytes()
 
 
-@kind(_reads, same=("places", _size), of=READ, places=PLACES)
+@kind(_reads, same=("order", _size), of=READ, order=PLACES)
 class places_read(Model):
-    """Within a tile {of} are read in another order: {places}."""
+    """Within a tile {of} are read in another order: {order}."""
 
     of: Any = (("v",), 3)
-    places: Places
+    order: Places
 
     def arrays(self) -> dict[str, Array]:
         x, (names, axis) = super().arrays(), self.of
-        return x | {n: np.take(x[n], self.places(x[n].shape[axis]), axis) for n in names if n in x}
+        return x | {n: np.take(x[n], self.order(x[n].shape[axis]), axis) for n in names if n in x}
 
 
 WRITTEN: dict[str, tuple[tuple[str, ...], int]] = {
@@ -103,22 +103,22 @@ def _length(case: Case, how: Any) -> int:
 
 
 def _writes(case: Case, how: Any) -> bool:
-    return not case.want.isdisjoint(how.of[0]) and _moves(_length(case, how), how.places)
+    return not case.want.isdisjoint(how.of[0]) and _moves(_length(case, how), how.order)
 
 
 @kind(
-    _writes, "out lse dq dk dv", same=("places", lambda case, how: how.places(_length(case, how)).tobytes()),
-    of=WRITTEN, places=PLACES,
+    _writes, "out lse dq dk dv", same=("order", lambda case, how: how.order(_length(case, how)).tobytes()),
+    of=WRITTEN, order=PLACES,
 )  # fmt: skip
 class places_written(Model):
-    """Within a tile {of} are written in another order: {places}."""
+    """Within a tile {of} are written in another order: {order}."""
 
     of: Any = (("out",), 3)
-    places: Places
+    order: Places
 
     def told(self, y: dict[str, Array]) -> dict[str, Array]:
         names, axis = self.of
-        return y | {n: np.take(y[n], self.places(y[n].shape[axis]), axis) for n in names if n in y}
+        return y | {n: np.take(y[n], self.order(y[n].shape[axis]), axis) for n in names if n in y}
 
 
 ROWS: dict[str, str] = {
@@ -127,17 +127,17 @@ ROWS: dict[str, str] = {
 
 
 @kind(
-    lambda case, how: _moves(case.Lq, how.places) and (how.of == "out" or case.backward),
-    same=("places", lambda case, how: how.places(case.Lq).tobytes()), of=ROWS, places=PLACES,
+    lambda case, how: _moves(case.Lq, how.order) and (how.of == "out" or case.backward),
+    same=("order", lambda case, how: how.order(case.Lq).tobytes()), of=ROWS, order=PLACES,
 )  # fmt: skip
 class of_row_within_tile(Model):
-    """A row is {of} of another one in its tile: {places}."""
+    """A row is {of} of another one in its tile: {order}."""
 
     of = "out"
-    places: Places
+    order: Places
 
     def other(self, x: Array) -> Array:
-        return np.take(x, self.places(x.shape[2]), 2)
+        return np.take(x, self.order(x.shape[2]), 2)
 
     def written(self, out: Array) -> Array:
         if self.of != "out":
@@ -156,7 +156,7 @@ class of_row_within_tile(Model):
         return np.where(self.seen, np.exp(self.t - self.other(lse)[..., None]), 0)
 
 
-SWIZZLES: dict[str, Callable[[Array, Array, int], Array]] = {
+SWIZZLES: Mapping[str, Callable[[Array, Array, int], Array]] = {
     f"{block} columns, by the row's place in {rows}": (lambda i, c, n, b=block, r=rows: c ^ (i % r * b))
     for block in (4, 8, 16) for rows in (2, 4, 8)
 }  # fmt: skip
@@ -193,7 +193,7 @@ class row_sum_times(Model):
         return m, z * self.dtype(self.times), o
 
 
-LANES: dict[str, Callable[[Array], Array]] = {
+LANES: Mapping[str, Callable[[Array], Array]] = {
     f"the second half of each {m} keys": (lambda j, m=m: j % m >= m // 2) for m in (2, 4, 8, 16, 32, 64, 128)
 } | {
     f"the first half of each {m} keys": (lambda j, m=m: j % m < m // 2) for m in (2, 4, 8, 16, 32, 64, 128)

@@ -23,7 +23,6 @@ def _masked(case: Case) -> bool:
     _masked,
     how={
         "those of head 0 for all heads": lambda m, b, h, i, j, lq, lk: m(b, h * 0, i, j, lq, lk),
-        "those of the key head for all of its group": lambda m, b, h, i, j, lq, lk: m(b, h, i, j, lq, lk),
         "those of entry 0 for all entries": lambda m, b, h, i, j, lq, lk: m(b * 0, h, i, j, lq, lk),
         "rows and columns are exchanged": lambda m, b, h, i, j, lq, lk: m(b, h, j, i, lk, lq),
         "that of the first row for all rows": lambda m, b, h, i, j, lq, lk: m(b, h, i * 0, j, lq, lk),
@@ -50,6 +49,20 @@ class mask_read(Model):
     def visible(self) -> Array:
         mask = Asked(self.case.mask or SinkTokens(0), self.how or self.packed)
         return np.asarray(dataclasses.replace(self.case.visibility, mask=mask).tile())
+
+
+@kind(lambda case: _masked(case) and case.H > case.Hkv > 0, of={
+    "its key head": lambda c, g: np.arange(c.H) // g,
+    "the first head of its group": lambda c, g: np.arange(c.H) // g * g,
+    "its place in the group": lambda c, g: np.arange(c.H) % g, "h % Hkv": lambda c, g: np.arange(c.H) % c.Hkv,
+})  # fmt: skip
+class mask_of_head(Model):
+    """The mask of a head is that of {of}."""
+
+    of: Callable[[Case, int], Array]
+
+    def visible(self) -> Array:
+        return super().visible()[:, type(self).of(self.given, self.given.H // self.given.Hkv)]
 
 
 @kind(

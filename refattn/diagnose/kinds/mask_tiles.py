@@ -19,7 +19,7 @@ TILES = {
     f"{words} rows and {k} keys": (rows, k)
     for words, rows in ROWS.items() for k in (1, *KEYS) if (rows[0], k) != (1, 1)
 }  # fmt: skip
-ASKED: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
+ASKED: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "its first row and key": (lambda x: x[..., 0], lambda x: x[..., 0]),
     "its last row and key": (lambda x: x[..., -1], lambda x: x[..., -1]),
     "its first row and last key": (lambda x: x[..., 0], lambda x: x[..., -1]),

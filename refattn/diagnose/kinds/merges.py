@@ -105,6 +105,13 @@ MERGES: dict[str, Merge] = {
     "takes the last split alone": lambda m, z, o: (m[-1], z[-1], o[-1]),
     "leaves out the last split": lambda m, z, o: _with(m[:-1], z[:-1], o[:-1], m[:-1]),
     "leaves out the first split": lambda m, z, o: _with(m[1:], z[1:], o[1:], m[1:]),
+    "takes the first two splits alone": lambda m, z, o: _with(m[:2], z[:2], o[:2], m[:2]),
+    "adds the first split twice": lambda m, z, o: _counted(m, z, o, 0),
+    "adds the last split twice": lambda m, z, o: _counted(m, z, o, -1),
+    "takes the sum of the first split for all": lambda m, z, o: _with(m, z[:1] + 0 * z, o, m),
+    "does not subtract the largest lse from the weights: they overflow": lambda m, z, o: _merged(
+        *_sum(m, z), (_mean(z, o) * np.exp(_own(m, z).astype(np.float32))[..., None]).sum(0)
+        / np.exp(_own(m, z).astype(np.float32)).sum(0)[..., None]),
     "takes the split of the largest maximum alone": lambda m, z, o: tuple(
         np.take_along_axis(x, _at(m, x), 0)[0] for x in (m, z, o)),
     "is NaN where a split saw nothing": lambda m, z, o: _nan_where((z == 0).any(0), *_with(m, z, o, m)),
@@ -150,6 +157,14 @@ def _with(m: Array, z: Array, o: Array, maxima: Array) -> State:
         return np.full(o.shape[1:-1], -np.inf), np.zeros(o.shape[1:-1]), empty
     top, weight = _plain(maxima)
     return top, (z * weight).sum(0), (o * weight[..., None]).sum(0)
+
+
+def _counted(m: Array, z: Array, o: Array, which: int) -> State:
+    """With one of the splits counted twice."""
+    times = np.ones(len(m))
+    times[which] = 2
+    times = times.reshape(-1, *(1 for _ in m.shape[1:]))
+    return _with(m, z * times, o * times[..., None], m)
 
 
 def _powers(m: Array, z: Array, o: Array, ln: float) -> State:

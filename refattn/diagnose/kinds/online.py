@@ -197,3 +197,29 @@ class sums_not_reset(Model):
         m, z, o = super().attend(t)
         z = np.cumsum(z, self.over) if "z" in self.what else z
         return m, z, np.cumsum(o, self.over) if "o" in self.what else o
+
+
+@kind(lambda case, how: case.Lq > how.rows, rows=(16, 32, 64, 128), what={
+    "The row sum": "z", "The output": "o", "The row sum and the output": "zo", "All of the state": "mzo",
+})  # fmt: skip
+class rows_not_reset(Model):
+    """{what} of the online softmax is not reset from one tile of {rows} rows to the next: it goes on."""
+
+    what: str = "z"
+    rows = 64
+
+    def attend(self, t: Array) -> State:
+        m, z, o = (np.array(x) for x in super().attend(t))
+        for first in range(self.rows, m.shape[2], self.rows):
+            n = min(self.rows, m.shape[2] - first)
+            own, old = slice(first, first + n), slice(first - self.rows, first - self.rows + n)
+            a = b = np.ones(m[:, :, own].shape, m.dtype)
+            if "m" in self.what:
+                top = np.maximum(m[:, :, own], m[:, :, old])
+                a, b = np.exp(m[:, :, own] - safe(top)), np.exp(m[:, :, old] - safe(top))
+                m[:, :, own] = top
+            if "z" in self.what:
+                z[:, :, own] = z[:, :, own] * a + z[:, :, old] * b
+            if "o" in self.what:
+                o[:, :, own] = o[:, :, own] * a[..., None] + o[:, :, old] * b[..., None]
+        return m, z, o

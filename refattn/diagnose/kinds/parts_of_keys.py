@@ -180,6 +180,8 @@ WHERE: dict[str, Where] = {
 } | {
     f"the last tile of {m} keys": (lambda c, n, m=m: (_j(c) >= (n - 1) // m * m) & (n > m)) for m in SIZES
 } | {
+    f"all but the last tile of {m} keys": (lambda c, n, m=m: (_j(c) < (n - 1) // m * m) & (n > m)) for m in SIZES
+} | {
     f"the second tile of {m} keys": (lambda c, n, m=m: (_j(c) // m == 1) & (n > m)) for m in SIZES
 } | {
     f"the last whole tile of {m} keys": (lambda c, n, m=m: (_j(c) // m == n // m - 1) & (n > m)) for m in SIZES

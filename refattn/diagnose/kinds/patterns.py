@@ -42,6 +42,17 @@ def _wider(by: int, side: str) -> Callable[[Window], tuple[Any, Any]]:
         "it reaches as far to the right as to the left": lambda w: (w.left, w.left),
         "a side of 0 is taken for no limit": lambda w: (w.left or None, w.right or None),
         "a left side of 0 is taken for no limit": lambda w: (w.left or None, w.right),
+        "each side is twice as wide": lambda w: tuple(n if n is None else 2 * n for n in (w.left, w.right)),
+        "the left side is twice as wide": lambda w: (w.left if w.left is None else 2 * w.left, w.right),
+        "the left side is half as wide": lambda w: (w.left if w.left is None else w.left // 2, w.right),
+        "the left side counts the right one too: it has left - right":
+            lambda w: (w.left if w.left is None else w.left - (w.right or 0), w.right),
+        "the left side is two keys too wide": _wider(2, "left"),
+        "the left side is two keys too narrow": _wider(-2, "left"),
+        **{f"its left side is rounded up to a multiple of {n}": (lambda w, n=n: (_to(w.left, n), w.right))
+           for n in (4, 8, 16, 32, 64)},
+        **{f"its left side is rounded down to a multiple of {n}": (lambda w, n=n: (
+            w.left if w.left is None else w.left // n * n, w.right)) for n in (4, 8, 16, 32, 64)},
         "its size counts both sides: each has half":
             lambda w: tuple(n if n is None else n // 2 for n in (w.left, w.right)),
     },  # fmt: skip
@@ -56,6 +67,29 @@ class window(Model):
             return _window(*type(self).how(m), m.align) if isinstance(m, Window) else m
 
         mask = rewritten(self.case.mask, other)
+        return np.asarray(dataclasses.replace(self.case.visibility, mask=mask).tile())
+
+
+def _to(n: int | None, size: int) -> int | None:
+    return None if n is None else -(-n // size) * size
+
+
+@kind(
+    lambda case: _has(case, Window) and any(lq != lk for lq, lk in zip(*case.lengths, strict=True)),
+    left={"top left": "top_left", "bottom right": "bottom_right"},
+)  # fmt: skip
+class window_sides_aligned(Model):
+    """The left side of a window is aligned at the {left}, the right one at the other end."""
+
+    left = "top_left"
+
+    def visible(self) -> Array:
+        def told(m: Any, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
+            own = (i, i + lk - lq) if self.left == "top_left" else (i + lk - lq, i)
+            after = np.ones((), bool) if m.left is None else j >= own[0] - m.left
+            return np.asarray(after if m.right is None else after & (j <= own[1] + m.right))
+
+        mask = rewritten(self.case.mask, lambda m: Asked(m, told) if isinstance(m, Window) else m)
         return np.asarray(dataclasses.replace(self.case.visibility, mask=mask).tile())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,17 @@ __all__: list[str] = []
         "divided by the row sum + 1e-6": lambda x, o: o * (x.l / (x.l + 1e-6))[..., None],
         "divided by the row sum + 1e-5": lambda x, o: o * (x.l / (x.l + 1e-5))[..., None],
         "divided by the row sum + 1e-3": lambda x, o: o * (x.l / (x.l + 1e-3))[..., None],
+        "448 times too large": lambda x, o: o * 448, "448 times too small": lambda x, o: o / 448,
+        "127 times too large": lambda x, o: o * 127, "127 times too small": lambda x, o: o / 127,
+        "multiplied by the square root of the size of a key": lambda x, o: o * max(x.case.D, 1) ** 0.5,
+        "divided by the number of heads of a group": lambda x, o: o * max(x.case.Hkv, 1) / max(x.case.H, 1),
+        "added to that of the head before": lambda x, o: np.concatenate([o[:, :1], o[:, 1:] + o[:, :-1]], 1),
+        "added to those of all heads before": lambda x, o: np.cumsum(o, 1),
+        "added to those of all entries before": lambda x, o: np.cumsum(o, 0),
+        "written with entries and queries exchanged":
+            lambda x, o: np.ascontiguousarray(o.swapaxes(0, 2)).reshape(o.shape),
+        "written in the order (entry, head, size, query), and read as (entry, head, query, size)":
+            lambda x, o: np.ascontiguousarray(o.swapaxes(2, 3)).reshape(o.shape),
         "that of the next query": lambda x, o: np.roll(o, -1, 2),
         "that of the query before": lambda x, o: np.roll(o, 1, 2),
         "negative": lambda x, o: -o,
@@ -52,7 +64,6 @@ __all__: list[str] = []
         "that of the first entry for all": lambda x, o: np.repeat(o[:1], len(o), 0),
         "that of head 0 for all": lambda x, o: np.repeat(o[:, :1], o.shape[1], 1),
         "written over by the next head": lambda x, o: np.roll(o, -1, 1),
-        "transposed: queries and columns": lambda x, o: np.ascontiguousarray(o.swapaxes(2, 3)).reshape(o.shape),
     },
 )  # fmt: skip
 class out(Model):
@@ -111,6 +122,36 @@ class lse(Model):
 
     def log(self, m: Array, z: Array) -> Array:
         return np.where(z == 0, -np.inf, type(self).how(self, m, z))
+
+
+LACKS: dict[str, tuple[str, Callable[[Any], Array]]] = {
+    "without softcap": ("softcap", lambda x: x.lacking(softcap=None)),
+    "without the modifier": ("score_mod", lambda x: x.lacking(score_mod=None)),
+    "without the bias": ("bias", lambda x: x.t - np.where(np.isneginf(x.x["bias"]), 0, x.x["bias"])),
+    "without the mask": ("mask", lambda x: np.where(x.real(), x.logits(x.s), -np.inf)),
+}
+
+
+@kind(lambda case, how: getattr(case, how.of[0]) is not None, shows="lse", of=LACKS)
+class lse_lacks(Model):
+    """lse is that of logits {of}, though the output has it."""
+
+    of: tuple[str, Callable[[Any], Array]] = LACKS["without the bias"]
+
+    def lacking(self, **nothing: Any) -> Array:
+        true, self.case = self.case, dataclasses.replace(self.case, want=self.case.want - {"dsoftcap"}, **nothing)
+        t = np.where(self.seen, self.logits(self.s), -np.inf)
+        self.case = true
+        return t
+
+    def real(self) -> Array:
+        return np.asarray(dataclasses.replace(self.case.visibility, mask=None).tile())
+
+    def told(self, y: dict[str, Array]) -> dict[str, Array]:
+        t = self.of[1](self)
+        m = t.max(-1, initial=-np.inf)
+        m, total, _ = self.join(m, np.exp(t - safe(m)[..., None]).sum(-1), np.zeros((*t.shape[:3], 0)))
+        return y | {"lse": self.log(m, total)}
 
 
 @kind(

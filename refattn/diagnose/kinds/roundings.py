@@ -77,6 +77,55 @@ class scaled_q_rounded(Model):
         return np.asarray(q @ self.k.swapaxes(-1, -2) / self.dtype(self.times))
 
 
+@kind(_applies, rounding=True, of={"scale": 1.0, "square root of the scale": 0.5}, to=TO)
+class scaled_k_rounded(Model):
+    """Keys times the {of} are rounded to {to}, and queries too if it is a square root."""
+
+    of, to = 1.0, ""
+
+    def scaled(self, qk: Array) -> Array:
+        s = abs(self.factor()) ** self.of
+        k = lowered(self.k * self.dtype(s), self.to, self.given)
+        q = lowered(self.q * self.dtype(s), self.to, self.given) if self.of < 1 else self.q
+        return np.asarray(q @ k.swapaxes(-1, -2)) * self.dtype(np.sign(self.factor()))
+
+
+@kind(_applies, rounding=True, size=(8, 16, 32, 64), to=TO)
+class scores_accumulated(Model):
+    """q·k is rounded to {to} after each {size} columns."""
+
+    size, to = 16, ""
+
+    def scaled(self, qk: Array) -> Array:
+        total = np.zeros_like(qk)
+        for d in range(0, self.given.D, self.size):
+            part = self.q[..., d : d + self.size] @ self.k[..., d : d + self.size].swapaxes(-1, -2)
+            total = lowered(total + part, self.to, self.given)
+        return super().scaled(total)
+
+
+@kind(_applies, rounding=True, of={"row sum": "z", "reciprocal of the row sum": "r"}, to=TO)
+class divisor_rounded(Model):
+    """The {of} by which the output is divided is rounded to {to}."""
+
+    of, to = "r", ""
+
+    def divided(self, o: Array, z: Array) -> Array:
+        z = np.where(z == 0, 1, z)
+        low = lowered(z, self.to, self.given) if self.of == "z" else 1 / lowered(1 / z, self.to, self.given)
+        return super().divided(o, low) * (z != 0)
+
+
+@kind(_applies, rounding=True, to=TO, loop=loops(*PLAIN[1:]))
+class rescaling_rounded(Tiled):
+    """From tile to tile of {loop}, the factor by which sum and output are rescaled is rounded to {to}."""
+
+    to = ""
+
+    def next(self, state: State, m: Array, shrink: Array, total: Array, product: Array) -> State:
+        return super().next(state, m, lowered(shrink, self.to, self.given), total, product)
+
+
 @kind(_applies, rounding=True, of={"q": "q", "k": "k", "v": "v", "q and k": "qk", "q, k and v": "qkv"},
     to=(*TO, "float8_e4m3fn", "float8_e5m2"))
 class input_rounded(Model):
@@ -88,6 +137,20 @@ class input_rounded(Model):
     def arrays(self) -> dict[str, Array]:
         x = super().arrays()
         return x | {n: lowered(x[n], self.to, self.given) for n in self.of}
+
+
+@kind(
+    lambda case, how: (case.backward if how.of == "dout" else case.sinks is not None) and _applies(case, how),
+    rounding=True, of={"dout is": "dout", "the sinks are": "sinks"}, to=TO,
+)  # fmt: skip
+class other_input_rounded(Model):
+    """{of} rounded to {to}."""
+
+    of, to = "dout", ""
+
+    def arrays(self) -> dict[str, Array]:
+        x = super().arrays()
+        return x | ({self.of: lowered(x[self.of], self.to, self.given)} if self.of in x else {})
 
 
 @kind(lambda case: case.dtype == "float32", rounding=True, of={"q and k": "qk", "v": "v", "q, k and v": "qkv"})

@@ -165,6 +165,24 @@ class modifier(Model):
         return super().places() if told is None else told
 
 
+def _group(case: Case) -> int:
+    return max(1, case.H // max(1, case.Hkv))
+
+
+@kind(lambda case: _modified(case) and case.H > case.Hkv > 0, of={
+    "the key head": lambda c, h: h // _group(c), "the place in the group": lambda c, h: h % _group(c),
+    "h % Hkv": lambda c, h: h % c.Hkv, "the first head of the group": lambda c, h: h // _group(c) * _group(c),
+})  # fmt: skip
+class modifier_told_head(Model):
+    """The modifier of scores is told {of} for the head."""
+
+    of: Callable[[Case, Array], Array]
+
+    def places(self) -> tuple[Array, ...]:
+        b, h, i, j = super().places()
+        return b, type(self).of(self.given, h), i, j
+
+
 @kind(lambda case: _modified(case) and case.bias is not None)
 class modifier_after_bias(Model):
     """The modifier sees the scores with their bias."""
@@ -184,4 +202,23 @@ class modifier_before_softcap(Model):
         case = self.case
         self.before = s
         self.capped = self.cap(np.asarray(SCORE_MODS[case.score_mod or ""](s, *self.places())), case.softcap or 1.0)
+        return self.capped + self.x["bias"] if "bias" in self.x else self.capped
+
+
+@kind(_modified, of={"q·k, before the scale": 0, "scores twice": 2})
+class modifier_of(Model):
+    """The modifier is applied to {of}."""
+
+    of = 0
+
+    def logits(self, s: Array) -> Array:
+        case, modify = self.case, SCORE_MODS[self.case.score_mod or ""]
+        s = self.qk if self.of == 0 else s
+        s = s if case.softcap is None else self.cap(s, case.softcap)
+        self.before = s
+        self.capped = np.asarray(modify(s, *self.places()))
+        if self.of == 0:
+            self.capped = self.capped * self.dtype(self.factor())
+        else:
+            self.capped = np.asarray(modify(self.capped, *self.places()))
         return self.capped + self.x["bias"] if "bias" in self.x else self.capped

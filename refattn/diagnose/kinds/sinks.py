@@ -81,6 +81,9 @@ class sink_per_tile(Model):
         "the place in the group": lambda s, c: s[np.arange(c.H) % max(1, c.H // max(1, c.Hkv))],
         "the group and key head exchanged": lambda s, c: s.reshape(max(1, c.Hkv), -1).T.ravel(),
         "the head counted from the last": lambda s, c: s[::-1],
+        "the first head of its group": lambda s, c: s[
+            np.arange(c.H) // max(1, c.H // max(1, c.Hkv)) * max(1, c.H // max(1, c.Hkv))],
+        "all heads together, their mean": lambda s, c: s.mean().repeat(c.H),
     },
 )
 class sink_of(Model):

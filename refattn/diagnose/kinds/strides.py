@@ -49,35 +49,46 @@ def _taken(case: Case, how: Any) -> bool:
         return False
     shape = shapes[names[0]]
     n = shape[how.axis]
+    if how.axis == 1 and getattr(how, "further", False):
+        return False  # there is nothing further
     return n > 1 and int(np.prod(shape[: how.axis])) > 1 and how.size(case, n) not in (n, 0)
 
 
-def _index(shape: tuple[int, ...], axis: int, n: int) -> Array:
+def _index(shape: tuple[int, ...], axis: int, n: int, further: bool = False) -> Array:
     """Where each element is looked for, `n` taken for the number of elements along an axis."""
     taken = [n if a == axis else size for a, size in enumerate(shape)]
     steps = [int(np.prod(taken[a + 1 :])) for a in range(4)]
-    if axis > 1:  # what is further out is right
+    if axis > 1 and not further:  # what is further out is right
         steps[: axis - 1] = [int(np.prod(shape[a + 1 :])) for a in range(axis - 1)]
     return sum(np.arange(size).reshape([-1 if a == b else 1 for b in range(4)]) * step
                for a, (size, step) in enumerate(zip(shape, steps, strict=True)))  # type: ignore[return-value]
 
 
-def _read(x: Array, axis: int, n: int) -> Array:
-    at = _index(x.shape, axis, n)
+def _read(x: Array, axis: int, n: int, further: bool = False) -> Array:
+    at = _index(x.shape, axis, n, further)
     return np.ravel(x)[np.minimum(at, x.size - 1)]
 
 
-@kind(_taken, of=READ, axis=AXES, size=SIZES)
-class stride(Model):
-    """The {axis} of {of} are looked for as if what they hold were {size}."""
+def _true(case: Case, how: Any) -> Any:
+    shape = sizes(case).get(how.of.split(" and ")[0])
+    return None if shape is None else how.size(case, shape[how.axis])
 
-    of, axis = "q", 3
+
+FURTHER = {"": False, ", and all that is further": True}
+
+
+@kind(_taken, same=("size", _true), of=READ, axis=AXES, size=SIZES, further=FURTHER)
+class stride(Model):
+    """The {axis} of {of}{further} are looked for as if what they hold were {size}."""
+
+    of, axis, further = "q", 3, False
     size: Size
 
     def arrays(self) -> dict[str, Array]:
         x = super().arrays()
         names = [n for n in self.of.split(" and ") if n in x]
-        return x | {n: _read(x[n], self.axis, self.size(self.given, x[n].shape[self.axis])) for n in names}
+        size = {n: self.size(self.given, x[n].shape[self.axis]) for n in names}
+        return x | {n: _read(x[n], self.axis, size[n], self.further) for n in names}
 
 
 @kind(lambda case, how: case.mask is not None and _taken(case, how), axis=AXES, size=SIZES)
@@ -94,18 +105,18 @@ class mask_stride(Model):
         return _read(seen, self.axis, self.size(case, seen.shape[self.axis])) & real
 
 
-@kind(_taken, "out lse dq dk dv", of=WRITTEN, axis=AXES, size=SIZES)
+@kind(_taken, "out lse dq dk dv", same=("size", _true), of=WRITTEN, axis=AXES, size=SIZES, further=FURTHER)
 class written_stride(Model):
-    """The {axis} of {of} are written as if what they hold were {size}, and what is not written stays NaN."""
+    """The {axis} of {of}{further} are written as if what they hold were {size}, and what is not written stays NaN."""
 
-    of, axis = "out", 3
+    of, axis, further = "out", 3, False
     size: Size
 
     def told(self, y: dict[str, Array]) -> dict[str, Array]:
         if self.of not in y:
             return y
         x = y[self.of].reshape(sizes(self.given)[self.of])
-        at = _index(x.shape, self.axis, self.size(self.given, x.shape[self.axis]))
+        at = _index(x.shape, self.axis, self.size(self.given, x.shape[self.axis]), self.further)
         found = np.full(x.size, np.nan)
         within = (at >= 0) & (at < x.size)
         found[at[within]] = x[within]

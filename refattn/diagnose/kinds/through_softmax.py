@@ -25,7 +25,24 @@ DELTAS: dict[str, Delta] = {
     "that of the head before": lambda x, d: np.roll(d, 1, 1),
     "that of entry 0": lambda x, d: np.repeat(d[:1], len(d), 0),
     "that of the key head": lambda x, d: d[:, x.heads()],
-    "twice as large": lambda x, d: 2 * d,
+    "of the first 8 columns alone": lambda x, d: x.delta_of(slice(8)),
+    "of the first 16 columns alone": lambda x, d: x.delta_of(slice(16)),
+    "of the first 32 columns alone": lambda x, d: x.delta_of(slice(32)),
+    "of the first 64 columns alone": lambda x, d: x.delta_of(slice(64)),
+    "of as many columns as a key has": lambda x, d: x.delta_of(slice(x.given.D)),
+    "without the last column": lambda x, d: x.delta_of(slice(-1)),
+    "without the first column": lambda x, d: x.delta_of(slice(1, None)),
+    "that of heads and queries exchanged in memory":
+        lambda x, d: np.ascontiguousarray(d.swapaxes(1, 2)).reshape(d.shape),
+    "that of entries and heads exchanged in memory":
+        lambda x, d: np.ascontiguousarray(d.swapaxes(0, 1)).reshape(d.shape),
+    "that of the first head of the group": lambda x, d: d[:, np.arange(x.given.H) // x.size() * x.size()],
+    "that of the next entry": lambda x, d: np.roll(d, -1, 0),
+    "added up over tiles of rows, as it is not reset": lambda x, d: np.cumsum(d, 2),
+    "sum(|out · dout|)": lambda x, d: np.abs(x.out * x.x["dout"]).sum(-1),
+    "of the product with the output of the next row": lambda x, d: (np.roll(x.out, -1, 2) * x.x["dout"]).sum(-1),
+    "of the product with the output of the next head": lambda x, d: (np.roll(x.out, -1, 1) * x.x["dout"]).sum(-1),
+    "twice as large": lambda x, d: 2 * d, "half as large": lambda x, d: d / 2,
     "multiplied by the scale": lambda x, d: d * x.factor(),
     "multiplied by ln 2": lambda x, d: d * LN2,
     "sum(out²)": lambda x, d: (x.out * x.out).sum(-1),
@@ -47,6 +64,12 @@ class delta(Model):
     def delta(self) -> Array:
         return self.how(self, super().delta())
 
+    def delta_of(self, columns: slice) -> Array:
+        return np.asarray((self.out * self.x["dout"])[..., columns].sum(-1))
+
+    def size(self) -> int:
+        return max(1, self.given.H // max(1, self.given.Hkv))
+
 
 @kind(
     lambda case: case.backward and "lse" in case.want, SCORED,
@@ -55,6 +78,11 @@ class delta(Model):
         "multiplied by ln 2": lambda g: g * LN2, "divided by ln 2": lambda g: g / LN2,
         "that of the next row": lambda g: np.roll(g, -1, 2), "that of the next head": lambda g: np.roll(g, -1, 1),
         "that of head 0": lambda g: np.repeat(g[:, :1], g.shape[1], 1),
+        "that of the row before": lambda g: np.roll(g, 1, 2), "that of entry 0": lambda g: np.repeat(g[:1], len(g), 0),
+        "that of heads and queries exchanged in memory":
+            lambda g: np.ascontiguousarray(g.swapaxes(1, 2)).reshape(g.shape),
+        "that of entries and heads exchanged in memory":
+            lambda g: np.ascontiguousarray(g.swapaxes(0, 1)).reshape(g.shape),
     },
 )  # fmt: skip
 class dlse(Model):

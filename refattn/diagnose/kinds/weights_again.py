@@ -50,6 +50,25 @@ AGAIN: dict[str, Again] = {
     "from the lse of the first head of the group": lambda x: _weights(
         x, x.t, _lse(x)[:, np.arange(x.given.H) // x.size() * x.size()]),
     "from the lse of the key head's index": lambda x: _weights(x, x.t, _lse(x)[:, x.heads()]),
+    "from the lse of the last row": lambda x: _weights(x, x.t, np.repeat(_lse(x)[:, :, -1:], x.l.shape[2], 2)),
+    "from the lse of the first row": lambda x: _weights(x, x.t, np.repeat(_lse(x)[:, :, :1], x.l.shape[2], 2)),
+    "from the lse of heads and queries exchanged in memory": lambda x: _weights(
+        x, x.t, np.ascontiguousarray(_lse(x).swapaxes(1, 2)).reshape(x.l.shape)),
+    "from the lse of entries and heads exchanged in memory": lambda x: _weights(
+        x, x.t, np.ascontiguousarray(_lse(x).swapaxes(0, 1)).reshape(x.l.shape)),
+    "from an lse multiplied by the scale": lambda x: _weights(x, x.t, _lse(x) * x.factor()),
+    "from the negative of lse": lambda x: _weights(x, x.t, -_lse(x)),
+    "as logits less lse, without exp": lambda x: np.where(x.seen, x.t - safe(_lse(x))[..., None], 0),
+    "by the maximum of the row, without lse, and not divided": lambda x: _weights(
+        x, x.t, x.t.max(-1, initial=-np.inf)),
+    "as 1 in rows that see nothing": lambda x: np.where(
+        x.seen.any(-1, keepdims=True), x.again_of_model(), x.there()),
+    "as NaN in rows that see nothing": lambda x: np.where(
+        x.seen.any(-1, keepdims=True), x.again_of_model(), x.there() * np.nan),
+    "as exp of the logits in rows that see nothing": lambda x: np.where(
+        x.seen.any(-1, keepdims=True), x.again_of_model(), np.exp(x.logits(x.s)) * x.there()),
+    "as equal for all keys in rows that see nothing": lambda x: np.where(
+        x.seen.any(-1, keepdims=True), x.again_of_model(), x.there() / max(x.given.Lk, 1)),
     "with the mask aligned at the top left": lambda x: x.aligned("top_left"),
     "with the mask aligned at the bottom right": lambda x: x.aligned("bottom_right"),
     "with the mask transposed": lambda x: x.transposed(),
@@ -65,6 +84,12 @@ class FromForward(Model):
     def exists(self) -> Array:
         self.seen = np.array(dataclasses.replace(self.case.visibility, mask=None).tile())
         return self.seen
+
+    def there(self) -> Array:
+        """1 for keys that exist, in rows that see nothing, which count from then on."""
+        real = np.array(dataclasses.replace(self.case.visibility, mask=None).tile())
+        self.seen = self.seen | (real & ~self.seen.any(-1, keepdims=True))
+        return np.where(real, 1.0, 0.0)
 
     def without_bias(self) -> Array:
         bias = self.x.get("bias", np.zeros(()))
