@@ -6,9 +6,8 @@
 
 It makes a `Problem` and an answer of them and asks `refattn.judge.judge`; nothing is tolerated that the
 contract does not allow.  It raises ValueError or TypeError where the arrays make no problem, with the
-name, the rule and the cure.  In a loop that rewards kernels: draw inputs and shapes anew for each call,
-hand over copies, let the kernel write into memory full of NaN, pass a fresh `seed` with `rows`, and
-read `status`, not `ratio`; the judge itself looks only at the arrays that it is given.
+name, the rule and the cure.  It looks only at the arrays that it is given: in a loop that rewards kernels draw them
+anew for each call, pass a fresh `seed` with `rows`, and read `status`, not `ratio`; `refattn.reward` does the rest.
 """
 
 from __future__ import annotations

@@ -18,9 +18,10 @@ What it does, and against what:
   that was declared, and a case that is refused count as wrong.
 
 What it cannot do: tell a kernel that computes from one that calls `refattn.attention` or another library, or say
-that the candidate leaves the machine alone.  Look at its source, or run it where neither is there, hand it files of
-`refattn vectors write` with a seed of your own and judge what it wrote: `refattn vectors verify`.  And whether inputs
-were changed is found in the candidate's process, which may lie about it; about its numbers it cannot.
+that the candidate leaves the machine alone.  Look at its source, or let it run where neither is there: make problems of
+`drawn` by `refattn.inputs.make`, hand over the arrays of `problem.fresh()` alone, and judge the arrays that come back
+by `refattn.judge.judge`.  And whether inputs were changed is found in the candidate's process, which may lie about it;
+about its numbers it cannot.
 """
 
 from __future__ import annotations

@@ -38,10 +38,12 @@ DIRECTIONS = ("forward", "backward", "both")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--only", "float23"], "--only float23 is in no name; one is 'forward float32"),
+        (["--only", "float23"], "--only float23 is in no name; one is 'decode float32"),
         (["--plot", "picture.jpg"], "must end in .png or .svg"),
         (["--json", "no/such/folder/x.json"], "must be a file in a folder that exists"),
         (["--quick", "--only", "truth"], "is in no name"),
+        (["--resume"], "must be the file of the run to go on from"),
+        (["--resume", "--json", "no.json"], "must be the file of the run to go on from"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,8 +86,8 @@ def test_flops() -> None:
 
 
 def test_rows() -> None:
-    found = {"refattn.flash": Timing(0.5, 9), "torch": Timing(1.0, 7), "jax": Timing(4.0, 3)}
-    matmul = Timing(Ceiling("matmul", "float64").flops / 1e9, 5)  # 1 GFLOP/s
+    found = {"refattn.flash": Timing(0.5, 9, 0.5), "torch": Timing(1.0, 7, 1.0), "jax": Timing(4.0, 3, 4.0)}
+    matmul = Timing(Ceiling("matmul", "float64").flops / 1e9, 5, 7.0)  # 1 GFLOP/s
     work = Work("forward", "float64", False, 5000, 50, H=1, Hkv=1)  # 5 GFLOP
     made = rows.rows_of(work, found, dict.fromkeys(found, "1.0"), matmul)
     assert [row["gflops"] for row in made] == [10, 5, 1.25]
@@ -94,7 +96,7 @@ def test_rows() -> None:
     assert [row["repeats"] for row in made] == [9, 7, 3]
     for row in made:
         assert all(type(row[key]) is kind for key, kind in SCHEMA.items())
-    alone = rows.rows_of(work, {"refattn.flash": Timing(0.5, 9)}, {"refattn.flash": "1.0"}, None)
+    alone = rows.rows_of(work, {"refattn.flash": Timing(0.5, 9, 0.5)}, {"refattn.flash": "1.0"}, None)
     assert alone[0]["of_best_peer"] is alone[0]["of_matmul"] is None
 
 
@@ -169,7 +171,7 @@ def test_turns() -> None:
         reasons[job[0]] = reason
 
     found = timing.interleaved(pools, [(name, SMALL) for name in pools], Plan(0.0, 1.0, 3, 9, 1.0), left_out)
-    assert found == {("a", SMALL): Timing(2.0, 6), ("b", SMALL): Timing(5.0, 6)}
+    assert found == {("a", SMALL): Timing(2.0, 6, 1.0), ("b", SMALL): Timing(5.0, 6, 5.0)}
     assert reasons == {
         "has not": "no float64", "is wrong": "ValueError: row 0 is off",
         "dies": "its process died", "was dead": "its process died",
@@ -184,6 +186,20 @@ def test_slow_ones_are_left_out() -> None:
     assert len(bench.measure(pools, small)) == 2
     assert [row["implementation"] for row in bench.measure(pools, large)] == ["torch"]
     assert bench.left_out == {("jax", "too slow"): [str(large)]}
+
+
+def test_a_run_goes_on_where_it_stopped() -> None:
+    bench, later, other = rows.Bench(QUICK), rows.Bench(QUICK), rows.Bench(QUICK)
+    small, large = (Work("forward", "float32", False, N, 64) for N in (512, 2048))
+    bench.versions, later.versions, other.versions = {"jax": "1"}, {"jax": "1"}, {"jax": "2"}
+    bench.measure({"jax": Pool(0.2, *[0.2] * 20)}, small)  # type: ignore[dict-item]
+    written = json.loads(json.dumps(bench.state))
+    later.resume(written)
+    assert later.done == [str(small)] and later.rows == bench.rows
+    assert later.measure({"jax": Pool(0.2)}, large) == []  # type: ignore[dict-item]
+    assert later.left_out == {("jax", "too slow"): [str(large)]}  # the rate is known from the first run
+    with pytest.raises(ValueError, match="must be those of today"):
+        other.resume(written)
 
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,15 +225,24 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert {c["dtype"] for c in found["ceilings"]} == {"float32", "float64"}
     assert found["machine"]["cores"] >= 1 and found["machine"]["cpu"] and found["date"]
     assert found["versions"]["numpy naive"] == np.__version__
+    assert found["done"] == [str(SMALL)]
+    monkeypatch.setattr(command, "works", lambda quick: iter([SMALL, replace(SMALL, causal=False)]))
+    arguments = ["--quick", "--only", "N=48", "--json", str(path), "--resume"]
+    command.main([*arguments, "--minutes", "0"])
+    assert "1 problems not begun" in capsys.readouterr().out
+    assert json.loads(path.read_text())["rows"] == found["rows"]
+    command.main(arguments)
+    more = json.loads(path.read_text())
+    assert len(more["done"]) == 2 and more["rows"][: len(found["rows"])] == found["rows"] != more["rows"]
 
 
 def some_rows() -> list[dict[str, Any]]:
     made = []
     for N, seconds in ((512, 0.01), (2048, 0.1)):
         for causal in (False, True):
-            found = {"refattn.flash": Timing(seconds, 3), "torch": Timing(2 * seconds, 3)}
+            found = {"refattn.flash": Timing(seconds, 3, seconds), "torch": Timing(2 * seconds, 3, 2 * seconds)}
             work = Work("forward", "float32", causal, N, 64)
-            made += rows.rows_of(work, found, dict.fromkeys(found, "1"), Timing(0.05, 3))
+            made += rows.rows_of(work, found, dict.fromkeys(found, "1"), Timing(0.05, 3, 0.05))
     return made
 
 

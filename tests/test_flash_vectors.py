@@ -15,15 +15,17 @@ import pytest
 
 pytest.importorskip("numba", reason="no numba: pip install 'refattn[cpu]'")
 
-from numba import njit
+from numba import njit, types
+from numba.extending import intrinsic
 
 from refattn.flash import products
 from refattn.flash.products import ROWS
-from refattn.flash.vectors import ACROSS, BITS, EXP_ULP, PAIRS, lanes
+from refattn.flash.vectors import ACROSS, BITS, EXP_ULP, PAIRS, Vectors, array_data, lanes
 
 Array = np.ndarray[Any, Any]
 TANH_ULP = 4.0
 DTYPES = (np.float32, np.float64)
+needs_pairs = pytest.mark.skipif(not PAIRS, reason="this machine multiplies no bfloat16")
 
 
 def wide(dtype: Any) -> int:
@@ -31,8 +33,8 @@ def wide(dtype: Any) -> int:
 
 
 @njit(nogil=True)
-def _softmax(S, n, c, largest, m, l, factor):  # type: ignore[no-untyped-def]  # noqa: E741
-    products.softmax(S, n, c, largest, m, l, factor)
+def _softmax(S, n, c, largest, m, l, factor, P):  # type: ignore[no-untyped-def]  # noqa: E741
+    products.softmax(S, n, c, largest, m, l, factor, P)
 
 
 @njit(nogil=True)
@@ -45,9 +47,22 @@ def _keep(S, n, start, stop, largest):  # type: ignore[no-untyped-def]
     products.keep(S, n, start, stop, largest)
 
 
+@intrinsic
+def _pairs(typing: Any, x: Any, y: Any, P: Any) -> Any:
+    """One vector of P from one of x and one of y."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x, y, P = (array_data(context, builder, signature.args[i], args[i]) for i in range(3))
+        v = Vectors(builder, signature.args[0].dtype)
+        v.store(v.to_pairs(v.load(x, 0), v.load(y, 0)), P, 0)
+        return context.get_dummy_value()
+
+    return types.void(x, y, P), code
+
+
 @njit(nogil=True)
-def _pair(S, n, P):  # type: ignore[no-untyped-def]
-    products.pair(S, n, P)
+def _pair(x, y, P):  # type: ignore[no-untyped-def]
+    _pairs(x, y, P)
 
 
 @njit(nogil=True)
@@ -75,8 +90,17 @@ def exp2(t: Array) -> Array:
     S = np.full(-(-t.size // w) * w, 0, t.dtype)
     S[: t.size] = t
     rows, zero = S.size // w, np.zeros(w, t.dtype)
-    _softmax(S, rows, t.dtype.type(1), zero, zero.copy(), zero.copy(), zero.copy())
+    _softmax(S, rows, t.dtype.type(1), zero, zero.copy(), zero.copy(), zero.copy(), S)
     return S[: t.size]
+
+
+def exp2_of_pairs(t: Array) -> tuple[Array, Array]:
+    """2**t of rows t (n, wide) float32 by the softmax whose weights are pairs: its sum, and these weights."""
+    n, w = t.shape
+    zero, total, P = np.zeros(w, np.float32), np.zeros(w, np.float32), np.zeros(-(-n // 2) * w, np.int32)
+    _softmax(t.reshape(-1).copy(), n, np.float32(1), zero, zero.copy(), total, zero.copy(), P)
+    both = P.reshape(-1, w).view(ml_dtypes.bfloat16).reshape(-1, w, 2)
+    return total, np.moveaxis(both, 2, 1).reshape(-1, w)
 
 
 def in_units(got: Array, wanted: Any) -> float:
@@ -155,20 +179,47 @@ def test_keep_hides_and_finds_the_largest(dtype: Any) -> None:
     assert np.array_equal(found, np.maximum(largest, wanted.max(0)))
 
 
-@pytest.mark.skipif(not PAIRS, reason="this machine multiplies no bfloat16")
-@pytest.mark.parametrize("n", [1, 6, 7])
-def test_pairs_are_rounded_as_ml_dtypes_rounds(n: int) -> None:
+@needs_pairs
+def test_pairs_are_rounded_as_ml_dtypes_rounds() -> None:
     rng = np.random.default_rng(3)
+    w = lanes(np.float32)
+    for _ in range(20):
+        x, y = (rng.standard_normal((2, w)) * 2.0 ** rng.integers(-120, 20, (2, w))).astype(np.float32)
+        x[:4] = [1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-8 + 2.0**-20, 0]  # ties, and just above one
+        P = np.zeros(w, np.int32)
+        _pair(x, y, P)
+        assert np.array_equal(P.view(ml_dtypes.bfloat16), np.stack([x, y], 1).reshape(-1).astype(ml_dtypes.bfloat16))
+
+
+@needs_pairs
+def test_exp2_of_pairs_keeps_its_bound() -> None:
+    """A sum of one row is its weights before they were rounded."""
     w = wide(np.float32)
-    S = (rng.standard_normal((n, w)) * 2.0 ** rng.integers(-130, 20, (n, w))).astype(np.float32)
-    S[0, :4] = [1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-8 + 2.0**-20, 0]  # ties, and just above one
-    P = np.zeros(-(-n // 2) * w, np.int32)
-    _pair(S.reshape(-1), n, P)
-    both = P.reshape(-1, w).view(ml_dtypes.bfloat16).reshape(-1, w, 2)
-    got = np.moveaxis(both, 2, 1).reshape(-1, w)[: n + n % 2]
-    wanted = np.zeros_like(got)
-    wanted[:n] = S.astype(ml_dtypes.bfloat16)
-    assert np.array_equal(got, wanted)
+    rng = np.random.default_rng(0)
+    near = rng.uniform(-1, 0, 8 * w)
+    t = np.concatenate([near, rng.uniform(-126, 0, 8 * w), near / 2**20]).astype(np.float32).reshape(-1, w)
+    t[0, :40] = np.arange(-40, 0) + 0.5
+    got = np.concatenate([exp2_of_pairs(row[None])[0] for row in t])
+    wanted = np.exp2(t.astype(np.float64)).ravel()  # exact enough to judge float32
+    error = np.abs(got / wanted - 1).max() * 2**24
+    assert 0.4 <= error <= EXP_ULP
+
+
+@needs_pairs
+@pytest.mark.parametrize("n", (1, 2, 3, 64))
+def test_softmax_of_pairs(n: int) -> None:
+    w = wide(np.float32)
+    rng = np.random.default_rng(n)
+    t = rng.uniform(-20, 0, (n, w)).astype(np.float32)
+    t[0, :6] = [0, -np.inf, -127, -1e30, -126.4, -126.6]
+    total, P = exp2_of_pairs(t)
+    exact = np.exp2(t.astype(np.float64))
+    assert P.shape == (n + n % 2, w) and not P[n:].any()
+    assert np.array_equal(P[0, :6].astype(float), [1, 0, 0, 0, 0, 0])
+    exact[0, 1:6] = 0
+    assert (np.abs(P[:n].astype(float) - exact) <= exact * (2.0**-8 + EXP_ULP * 2.0**-24)).all()
+    assert (np.abs(total - exact.sum(0)) <= exact.sum(0) * (EXP_ULP + n) * 2.0**-24 + n * 2.0**-126).all()
+    assert np.isnan(exp2_of_pairs(np.full((n, w), np.nan, np.float32))[1][:n].astype(float)).all()
 
 
 def test_each_number_is_taken_once_by_many_threads() -> None:

@@ -50,7 +50,7 @@ FOUND: dict[str, tuple[Callable[[Case], bool], str]] = {
     "offset_in_32_bits": (lambda c: isinstance(c.storage, Strided), "within a head is 2**31 elements or more"),
     "tail_of_v_not_cleared": (lambda c: c.storage == USUAL[0].storage, "0 times NaN is NaN"),
     "lse_of_group_member": (lambda c: c.H > c.Hkv > 1, "written at the place of its place in the group"),
-    "early_return": (_no_keys, "not written, and what is there stays NaN: in entries without keys"),
+    "early_return": (_no_keys, "In entries without keys the kernel returns early: out and lse stay NaN"),
     "hidden_is_finite": (_hides_rows, "Hidden logits are -1e9"),
     "softcap_after_mask": (lambda c: c.softcap is not None, "Hidden logits are -softcap"),
     "output_not_rescaled": (lambda c: c.Lk > 64 and not c.backward, "the output so far is not rescaled"),

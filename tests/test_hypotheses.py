@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from refattn.case import Case
+from refattn.case import Cache, Case
 from refattn.cases import CASES
 from refattn.diagnose.dense import Inputs
 from refattn.diagnose.hypothesis import KINDS, Hypothesis, hypotheses
@@ -21,8 +21,9 @@ from refattn.truth import Expected, truth
 
 KNOWN = frozenset("out lse dq dk dv dbias dsinks dscale dsoftcap scores capped biased weights".split())
 SMALL = [c for c in CASES if c.want <= KNOWN and c.B * c.H * c.Lq * c.Lk < 2**13 and c.Lq * c.D < 2**12]
-DROPPED = [c for c in CASES if c.want <= KNOWN and c.dropout and c.H > c.Hkv]
-"""dropout of grouped heads, of which there is no small case"""
+OTHERS = [c for c in CASES if c.B * c.H * c.Lq * c.Lk < 2**15
+          and (c.dropout and c.H > c.Hkv or isinstance(c.storage, Cache) and c.rotary)]  # fmt: skip
+"""of which none is as small and has no other outputs"""
 ROWS = [h for kind in (hypotheses() and KINDS) for h in (kind, *kind.elsewhere)]
 
 
@@ -65,7 +66,7 @@ def test_some_case_notices(family: str) -> None:
     """One that no case notices can never be named, and only costs time."""
     rows = [h for h in KINDS if h.name.split("[")[0] == family]
     some = rows[:: -(-len(rows) // 8)]
-    cases = [*[c for c in SMALL if c.family == "poisoned_pairs"][:9], *SMALL, *DROPPED]
+    cases = [*[c for c in SMALL if c.family == "poisoned_pairs"][:9], *SMALL, *OTHERS]
     telling = (((h, c) for c in cases if h.separates(c)) for h in some)
     assert any(would_be_noticed(h, c) for pairs in telling for h, c in islice(pairs, 49))
 
@@ -81,3 +82,7 @@ def test_what_is_wrong_in_a_part_alone() -> None:
     y = backward.solve(inputs, None, case.want)
     np.testing.assert_allclose(y["out"], expected["out"].value, rtol=1e-12)
     assert not np.allclose(y["dq"], expected["dq"].value)
+    dq = scale.in_loops["dq"].solve(inputs, None, case.want)
+    assert not np.allclose(dq["dq"], expected["dq"].value)
+    for name in ("out", "lse", "dk", "dv"):
+        np.testing.assert_allclose(dq[name], expected[name].value, rtol=1e-12)

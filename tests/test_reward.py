@@ -70,7 +70,7 @@ def test_each_call_draws_anew() -> None:
 
 
 def test_what_has_its_own_size_keeps_it() -> None:
-    case = by_id("documents-cross-f32")
+    case = by_id("cache-f32")
     assert {(c.Lq, c.Lk) for c in drawn([case], 2, 0)} == {(case.Lq, case.Lk)}
 
 

@@ -1,30 +1,37 @@
-"""The bugs that measure the diagnosis: their kernel is honest, and each is a bug."""
+"""Bugs of `tests.unseen` that a draw had missed are named now: the words that the first line of the diagnosis has."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from refattn.calling import Local
+from refattn.case import Cache, Case, Paged
 from refattn.cases import CASES
-from refattn.conform import examine
+from refattn.conform import run
 from tests.unseen.bugs import BUGS, MORE
-from tests.unseen.kernel import attention, supports
+from tests.unseen.kernel import supports
 
-SMALL = [c for c in CASES if c.B * c.H * c.Lq * c.Lk < 2**11 and supports(c) is None]
-SOME = {name: make for name, _, make in (*BUGS, *MORE)[5::11]}
-
-
-def test_rows() -> None:
-    names = [name for name, _, _ in (*BUGS, *MORE)]
-    assert len(set(names)) == len(names) == 88 and len(BUGS) == 60
+MOST = 10
+"""so many cases of a kind are run"""
+KERNELS = {name: make for name, _, make in (*BUGS, *MORE)}
+USUAL = [c for c in CASES if c.B * c.H * c.Lq * c.Lk < 2**12 and supports(c) is None]
 
 
-@pytest.mark.parametrize("case", SMALL[::23], ids=lambda case: case.id)
-def test_the_kernel_is_honest(case: object) -> None:
-    assert examine(Local(attention), case).status in ("passed", "acceptable")  # type: ignore[arg-type]
+FOUND: dict[str, tuple[Callable[[Case], bool], str]] = {
+    "dbias_assigned": (lambda c: "dbias" in c.want, "dbias: stored, not added, by each pair"),
+    "backward_starts_at_same_row": (
+        lambda c: c.backward and c.Lq != c.Lk and "Causal('bottom" in repr(c.mask), "leaves out the offset lk - lq"),
+    "page_size_16": (lambda c: isinstance(c.storage, Paged), "as if 16 tokens of each were in use"),
+    "tail_of_page_not_cleared": (lambda c: isinstance(c.storage, (Paged, Cache)), "V is not cleared"),
+    "no_keys_no_store": (lambda c: 0 in c.lengths[1], "the kernel returns early: out and lse stay NaN"),
+    "v_with_stride_of_k": (lambda c: c.D != c.Dv and not c.backward, "as if what they hold were the size of a key"),
+}
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_each_is_a_bug(name: str) -> None:
-    kernel = Local(SOME[name]())
-    assert any(examine(kernel, case).status == "failed" for case in SMALL)
+@pytest.mark.parametrize("name", FOUND)
+def test_it_is_named_first(name: str) -> None:
+    chosen, words = FOUND[name]
+    report = run(KERNELS[name](), [c for c in USUAL if chosen(c)][:MOST])
+    assert report.counts()["failed"]
+    assert words in next(line for line in report.diagnosis if "bug: " in line)

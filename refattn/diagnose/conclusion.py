@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, takewhile
 
@@ -10,6 +11,7 @@ from .conditions import Condition, condition
 from .diagnosis import Diagnosis
 from .hypothesis import Hypothesis, hypotheses
 from .match import HALF, Trial
+from .order import richness
 
 __all__ = ["closest", "conclude"]
 
@@ -21,13 +23,15 @@ NAMED = 5
 
 
 def conclude(
-    counts: Mapping[Hypothesis, int], against: Mapping[Hypothesis, list[Case]], sample: Sequence[Trial],
-    trials: Sequence[Trial], excused: Sequence[Trial], failing: int,
+    counts: Mapping[Hypothesis, int], against: Mapping[Hypothesis, list[Case]],
+    broad: Mapping[Hypothesis, float], sample: Sequence[Trial], trials: Sequence[Trial],
+    excused: Sequence[Trial], failing: int,
 ) -> Diagnosis | None:  # fmt: skip
     """What explains all, or the most; none if nothing does.
 
-    `counts` says of how many of a sample of the trials, `against` which cases that passed contradict it; `excused` are
-    failures that a convention explains.  Nothing is exact if these are most, and it does not explain them too.
+    `counts` says of how many of a sample of the trials, `against` which cases that passed contradict it, `broad`
+    how many more may do so; `excused` are failures that a convention explains.  Nothing is exact if these are most,
+    and it does not explain them too.
     """
     n = len(sample)
     where = {h: condition([t.case for t in sample if t.match(h).nearly], cases) for h, cases in against.items()}
@@ -35,18 +39,15 @@ def conclude(
     worth = {h: k - 0.6 * (h.family is not None or h.narrow == 2) for h, k in worth.items()}  # it has more to fit by
     place = {h: at for at, h in enumerate(hypotheses())}  # the simplest come first
     shares = {h: _share(h, sample) if h.rounding else 1.0 for h in against}
-    ranked = sorted(
-        against,
-        key=lambda h: (
-            -worth[h], h.narrow, h.vague and not h.narrow, -shares[h], len(against[h]), place.get(h, len(place))
-        ),
-    )  # fmt: skip
+    simple = {
+        h: (round(math.log2(1 + broad[h])), h.narrow, h.vague and not h.narrow, -shares[h], richness(h),
+            place.get(h, len(place)))
+        for h in against
+    }  # fmt: skip
+    ranked = sorted(against, key=lambda h: (-worth[h], *simple[h]))
     exact = [h for h in ranked if counts[h] == n and not h.members and _uncontradicted(h, against[h], where[h])]
     exact = exact if exact and exact[0] == ranked[0] else [h for h in exact if not against[h]]
-    exact = sorted(
-        exact,
-        key=lambda h: (h.rounding, len(against[h]), h.narrow, h.vague and not h.narrow, place.get(h, len(place))),
-    )
+    exact.sort(key=lambda h: (h.rounding, *simple[h]))
     exact = list(islice((h for h in exact if _explains_all(h, trials)), NAMED))
     exact = [h for h in exact if not h.rounding and bool(against[h]) == bool(against[exact[0]])] or exact[:1]
     if exact and len(also := [t for t in excused if t.match(exact[0]).nearly]) >= len(excused) - len(trials):
@@ -74,7 +75,7 @@ def conclude(
 def _lost(count: int, n: int, against: int, where: Condition | None) -> float:
     """What an explanation loses by cases that passed: little if it explains all, or holds under a condition."""
     if not against or where is not None:
-        return 0.0 if not against else 0.25 if where is not None and where.sure else 0.5
+        return 0.25 * bool(against)
     return min(against, count / (8 if count == n > 2 else 2))
 
 

@@ -16,7 +16,7 @@ SURE = 0.02
 
 @dataclass(frozen=True)
 class Condition:
-    """`words` say which cases; `sure` if it is no accident that they are told apart."""
+    """`words` say which cases; `sure` if nothing else tells them apart, and this not by accident."""
 
     words: str
     sure: bool
@@ -28,18 +28,23 @@ def condition(failing: Sequence[Case], against: Sequence[Case]) -> Condition | N
         return None
     found = list(_common(failing, against))
     accidents = len(found) / comb(len(failing) + len(against), len(against))
-    for words, others in found:
-        if not others:
-            return Condition(words, accidents <= SURE)
+    alone = [words for words, others in found if not others]
+    if alone:
+        return Condition(alone[0], accidents <= SURE and len(alone) == 1)
     first, left = min(found, key=lambda x: len(x[1]), default=("", frozenset(against)))
     for words, others in found:
         if not left & others:
-            return Condition(f"{first} and {words}", accidents * len(found) <= SURE)
+            return Condition(f"{first} and {words}", sure=False)
     return None
 
 
 def _common(failing: Sequence[Case], against: Sequence[Case]) -> Iterator[tuple[str, frozenset[Case]]]:
     """What all that fail have in common, the likeliest first, and the others that have it too."""
+    ours_, theirs_ = [_features(c) for c in failing], [_features(c) for c in against]
+    for word in sorted(frozenset.intersection(*ours_)):
+        yield word, frozenset(c for c, told in zip(against, theirs_, strict=True) if word in told)
+    for word in sorted(frozenset().union(*theirs_) - frozenset().union(*ours_)):
+        yield f"no {word}", frozenset(c for c, told in zip(against, theirs_, strict=True) if word not in told)
     for name in _sizes(failing[0]):
         ours, theirs = ([_sizes(c)[name] for c in cases] for cases in (failing, against))
         least, most = min(ours), max(ours)
@@ -53,11 +58,6 @@ def _common(failing: Sequence[Case], against: Sequence[Case]) -> Iterator[tuple[
             powers = [2**k for k in range(20) if most <= 2**k < more]
             words = f"at most {powers[0] if len(powers) == 1 else most} {name}"
             yield words, frozenset(c for c, n in zip(against, theirs, strict=True) if n <= most)
-    ours_, theirs_ = [_features(c) for c in failing], [_features(c) for c in against]
-    for word in sorted(frozenset.intersection(*ours_)):
-        yield word, frozenset(c for c, told in zip(against, theirs_, strict=True) if word in told)
-    for word in sorted(frozenset().union(*theirs_) - frozenset().union(*ours_)):
-        yield f"no {word}", frozenset(c for c, told in zip(against, theirs_, strict=True) if word not in told)
 
 
 def _sizes(case: Case) -> dict[str, int]:

@@ -32,6 +32,10 @@ NEAR = 0.3
 BITS = 0.9
 """A loss of bits explains a case with this share: a rounding more or less goes the other way."""
 ALL = 0.999
+NEARER = 0.7
+"""So much of an error may be left of one that comes clearly nearer: half of the squared error."""
+SLIGHT = 2.0**-5
+"""An error of a row, relative to its largest number, that a loss of bits may come to."""
 FORWARD = frozenset({"out", "lse", "scores", "capped", "biased", "weights"})
 
 
@@ -74,6 +78,7 @@ class Trial:
             if n in self.expected
         }
         self.results: dict[Any, Match] = {}
+        self._known: dict[tuple[int, int], tuple[Array, Array, Array]] = {}
         self.partly: dict[Hypothesis, dict[str, Array]] = {}
         """of hypotheses that explain every row that is wrong: where they explain what was returned"""
         self._natural()
@@ -186,10 +191,11 @@ class Trial:
         arithmetic = self.contract if h.rounding else None
         try:
             exact = h.solve(self.inputs, arithmetic, first)
-            if self._hopeless(exact):
+            nearer = self._nearer(exact)
+            if nearer < HALF:
                 return NONE
             found = self._fit(h, exact, exact, first)
-            if not found.explains and not h.rounding and not h.narrow:
+            if nearer == 1 and not found.explains and not h.rounding and not h.narrow:
                 self._note(h, exact, first)
             if not found.explains and found.share < NEAR:
                 return found
@@ -220,22 +226,36 @@ class Trial:
         return found
 
     @cached_property
+    def slight(self) -> bool:
+        """Whether all that is wrong is off by less than the largest number of its row is in a few bits."""
+        for name in self.failing & set(self.got):
+            e, got = self.expected[name], self.got[name]
+            with np.errstate(all="ignore"):
+                off = np.where(self._right[name] | (got == e.value), 0, np.abs(got - e.value))
+            size = np.broadcast_to(largest_of_row(np.abs(e.value)) if name != "lse" else 1.0, off.shape)
+            if not (off <= SLIGHT * size).all():  # NaN too
+                return False
+        return True
+
+    @cached_property
     def _excused_alone(self) -> bool:
         """Whether all that is wrong is NaN that may have come from a hidden input: only NaN explains it."""
         return self.excused and not any(at.size for at, _, _ in self._worst.values())
 
-    def _hopeless(self, exact: Mapping[str, Array]) -> bool:
-        """Whether an answer brings hardly any of the worst elements nearer."""
+    def _nearer(self, exact: Mapping[str, Array]) -> float:
+        """The share of the worst elements that an answer brings clearly nearer, of the output that fares worst."""
+        least = 1.0
         for name, (at, got, wrong) in self._worst.items():
             if name not in exact or not at.size:
                 continue
-            answer = exact[name].ravel()[at] if exact[name].shape == self.got[name].shape else got * np.nan
+            if exact[name].shape != self.got[name].shape:
+                return 0.0
+            answer = exact[name].ravel()[at]
             with np.errstate(all="ignore"):
                 both = ~np.isfinite(answer) & ~np.isfinite(got)
                 off = np.where((answer == got) | both, 0, capped(np.abs(answer - got)))
-                if (off > 0.97 * wrong).mean() > 0.8:
-                    return True
-        return False
+            least = min(least, float((off <= NEARER * wrong).mean()))
+        return least
 
     def _fit(
         self, h: Hypothesis, exact: Mapping[str, Array], promised: Mapping[str, Array], names: Iterable[str]
@@ -281,15 +301,25 @@ class Trial:
     ) -> tuple[Array, Array, Array, Array]:  # fmt: skip
         """How far off each element is from an answer and from the truth, how far it may be, and which ones count."""
         with np.errstate(all="ignore"):
-            radius = np.maximum(expected.hi - expected.value, expected.value - expected.lo)
+            radius, wrong, free = self._about(got, expected)
             radius = grown(exact, expected.value) * radius
-            radius = np.maximum(largest_of_row(radius), 4 * largest_of_row(np.abs(promised - exact)))
-            radius = np.maximum(radius, roundings(self.contract) * largest_of_row(np.abs(exact)))
+            if promised is not exact:
+                radius = np.maximum(radius, 4 * largest_of_row(np.abs(promised - exact)))
+            size = np.abs(exact)
+            radius = np.maximum(radius, roundings(self.contract) * largest_of_row(size))
             radius = np.maximum(radius, step(exact, expected.dtype))
-            off, wrong = np.abs(got - exact), np.abs(got - expected.value)
+            off = np.abs(got - exact)
             same = (got == exact) | (np.isnan(got) & np.isnan(exact))
-            same |= ~np.isfinite(got) & (np.abs(exact) > FORMATS[self.contract.accumulate].max)
+            same |= ~np.isfinite(got) & (size > FORMATS[self.contract.accumulate].max)
             off = np.where(same, 0.0, np.where(np.isnan(off), np.inf, off))
-            free = expected.ignored | (expected.nonfinite & ~np.isfinite(got))
             judged = ~free & ~(may_be_nan & np.isnan(got) & ~np.isnan(exact))
         return off, wrong, radius, judged
+
+    def _about(self, got: Array, expected: Expected) -> tuple[Array, Array, Array]:
+        """Of an output: the radius of each row, how far off each element is, and which may be anything."""
+        key = id(got), id(expected)
+        if key not in self._known:
+            radius = largest_of_row(np.maximum(expected.hi - expected.value, expected.value - expected.lo))
+            free = expected.ignored | (expected.nonfinite & ~np.isfinite(got))
+            self._known[key] = radius, np.abs(got - expected.value), free
+        return self._known[key]

@@ -8,46 +8,55 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 from ..case import GRADIENTS, Case
 from .hypothesis import Hypothesis, hypotheses
 
-__all__ = ["by_plausibility", "spread"]
+__all__ = ["by_plausibility", "richness", "spread"]
 
 T = TypeVar("T")
 NEIGHBOURS = 16
-"""At most so many of a kind are placed by the first and the last of them,"""
+"""At most so many of a kind are placed by the one in the middle,"""
 FEW = 64
 """if there are more than so many, or they differ in the size of tiles or splits alone."""
-FAILED, PASSED = 12, 12
+RICHNESS = 0.03
+"""What speaks against a kind for each bit that it has to fit by."""
+FAILED, PASSED = 6, 8
 """so many cases are looked at"""
 
 
-def by_plausibility(failed: Sequence[Case], passed: Sequence[Case], forward: bool) -> list[tuple[float, Hypothesis]]:
+def by_plausibility(
+    failed: Sequence[Case], passed: Sequence[Case], forward: bool, slight: bool
+) -> list[tuple[float, Hypothesis]]:
     """All hypotheses with what speaks against each: 2 if it shows in no case that failed, 1 if in all that passed.
 
-    Those of gradients alone come before others where the `forward` is right.
+    Those of gradients alone come before others where the `forward` is right, and losses of bits where errors are
+    `slight`, and there alone.
     """
-    failed, passed = spread(failed, FAILED), spread(passed, PASSED)
-    placed = []
-    for row in _rows():
-        ends = row if len(row) < 3 else (row[0], row[-1])
-        against = min(_against(h, failed, passed) for h in ends)
-        placed.append((against + (not forward and not row[0].shows <= frozenset(GRADIENTS)), row))
+    placed, of_rows = [], _against(tuple(spread(failed, FAILED)), tuple(spread(passed, PASSED)))
+    for row, against in zip(_rows(), of_rows, strict=True):
+        bits = 0 if not row[0].rounding else -1 if slight else 1
+        against += RICHNESS * richness(row[0])
+        placed.append((against + bits + (not forward and not row[0].shows <= frozenset(GRADIENTS)), row))
     return [(against, h) for against, row in sorted(placed, key=lambda x: x[0]) for h in row]
 
 
-def _against(h: Hypothesis, failed: Sequence[Case], passed: Sequence[Case]) -> float:
-    shown = sum(map(h.separates, failed)) / len(failed)
-    return 2 * (1 - shown) + sum(map(h.separates, passed)) / max(len(passed), 1) if shown else 3.0
+@lru_cache(maxsize=4)
+def _against(failed: tuple[Case, ...], passed: tuple[Case, ...]) -> list[float]:
+    """What speaks against each row."""
+    found = []
+    for h in (row[len(row) // 2] for row in _rows()):
+        shown = sum(map(h.separates, failed)) / len(failed)
+        found.append(2 * (1 - shown) + sum(map(h.separates, passed)) / max(len(passed), 1) if shown else 3.0)
+    return found
 
 
 @cache
 def _rows() -> tuple[tuple[Hypothesis, ...], ...]:
     """Neighbours that differ in sizes alone, or of a kind that has many."""
-    kinds = Counter(map(_kind, hypotheses()))
+    kinds = _kinds()
     rows: dict[Any, list[Hypothesis]] = {}
     for at, h in enumerate(hypotheses()):
         one = at if h.family is None and kinds[_kind(h)] <= FEW else h.family
@@ -55,8 +64,18 @@ def _rows() -> tuple[tuple[Hypothesis, ...], ...]:
     return tuple(tuple(row[i : i + NEIGHBOURS]) for row in rows.values() for i in range(0, len(row), NEIGHBOURS))
 
 
+@cache
+def _kinds() -> Counter[str]:
+    return Counter(map(_kind, hypotheses()))
+
+
 def _kind(h: Hypothesis) -> str:
     return h.name if h.made is None else h.made.__name__
+
+
+def richness(h: Hypothesis) -> int:
+    """How much its kind has to fit by: bits."""
+    return _kinds()[_kind(h)].bit_length()
 
 
 def spread(items: Sequence[T], n: int) -> list[T]:

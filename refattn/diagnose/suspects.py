@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from ..judge import Verdict
 from ..localise import localise
 from .conclusion import closest, conclude
 from .diagnosis import Diagnosis
-from .hypothesis import Hypothesis, whole_family
+from .hypothesis import Hypothesis, hypotheses, whole_family
 from .match import FORWARD, HALF, Trial
 from .order import by_plausibility, spread
 from .passed import would_be_noticed
@@ -35,6 +34,8 @@ KEPT, ASKED, SEARCHES = 48, 16, 3
 """So many large failures are kept, candidates asked of so many, and all hypotheses of so many."""
 MOST_KEPT = 300
 """So many failures are kept in all."""
+MOST = 0.8
+"""Where something explains so much of the failures, nothing else is searched."""
 NEARBY = 0.15
 """Where something is found, what is less plausible by so much is not asked any more."""
 BEHIND = 2
@@ -72,8 +73,10 @@ class Suspects:
     """in a search that came to no end: the next one begins with others"""
     known: Counter[str] = field(default_factory=Counter)
     """conventions and contracts that the judge named, and of how many failures"""
-    excused: list[tuple[list[str], Trial]] = field(default_factory=list)
-    """failures that a convention explains, of which no hypotheses are searched; with what the judge named"""
+    noted: list[tuple[list[str], Trial]] = field(default_factory=list)
+    """failures of which the judge named a convention or a contract"""
+    excused: list[Trial] = field(default_factory=list)
+    """failures that a convention explains, of which no hypotheses are searched"""
     spent: float = 0.0
     located: int = 0
 
@@ -84,22 +87,25 @@ class Suspects:
         if verdict.status != "failed":
             return ()
         self.failing += 1
-        known = [n for n in verdict.notes if n.startswith(("undeclared", "within"))]
+        known = _known(verdict)
         backward = all(o.passed or o.name in GRADIENTS for o in verdict.outputs)
         where = ", in gradients alone" if backward else ""
         self.known.update(told := [_short(n, where) for n in known])
         if backward:  # which more often is a row that comes to nothing by an accident of its weights
             known = [n for n in known if "empty_rows" not in n]
         conventions = [n for n in known if n.startswith("undeclared") and "unless it reads" not in n]
-        if conventions and can_be_evaluated(verdict) and len(self.excused) < KEPT:
-            self.excused.append((told, Trial(_bare(verdict))))
-        if conventions or not can_be_evaluated(verdict):
-            return ()  # a convention explains it
+        if not can_be_evaluated(verdict):
+            return ()
+        hypotheses()  # made once, on no account
         begun = time.thread_time()
         trial = Trial(_bare(verdict))
-        if len(self.trials) < (KEPT if scores(verdict.case) > SEARCHED else MOST_KEPT):
-            self.trials.append(trial)
-        culprit = self._culprit(trial)
+        kept = self.excused if conventions else self.trials
+        if len(kept) < (KEPT if scores(verdict.case) > SEARCHED else MOST_KEPT):
+            kept.append(trial)
+            self.noted += [(told, trial)] if told else []
+        if conventions:
+            return ()  # a convention explains it
+        culprit = self._culprit(trial, searching=not known)
         self.spent += time.thread_time() - begun
         if culprit is not None:
             return (f"looks like (its output is within bound of yours): {culprit}",)
@@ -108,17 +114,17 @@ class Suspects:
         self.located += 1
         return tuple(localise(verdict.evidence, verdict.contract).lines())
 
-    def _culprit(self, trial: Trial) -> Hypothesis | None:
+    def _culprit(self, trial: Trial, searching: bool) -> Hypothesis | None:
         """The likeliest candidate that explains a failure."""
-        if self.spent >= self.seconds / 3:
+        if self.spent >= self.seconds / 4:
             return None
         for h in sorted(self.candidates, key=lambda h: -self.candidates[h])[:20]:
             if trial.match(h).explains:
                 self.candidates[h] += 1
                 return h
-        if len(self.searched) >= SEARCHES or scores(trial.case) > self.largest:
+        if not searching or len(self.searched) >= SEARCHES or scores(trial.case) > self.largest:
             return None
-        found = self._search(trial, time.thread_time() + self.seconds / 3 - self.spent)
+        found = self._search(trial, time.thread_time() + self.seconds / 8)
         return found[0] if found else None
 
     def _search(self, trial: Trial, until: float, margin: float = NEARBY) -> list[Hypothesis]:
@@ -126,7 +132,7 @@ class Suspects:
         self.searched.add(trial.case.id)
         found: list[Hypothesis] = []
         failed = [t.case for t in self.trials] or [trial.case]
-        every = by_plausibility(failed, self.passed, bool(trial.failing & FORWARD))
+        every = by_plausibility(failed, self.passed, bool(trial.failing & FORWARD), trial.slight)
         every.sort(key=lambda row: row[1] in self.asked)
         last, regional, asked = math.inf, 0, set[Hypothesis]()
         for at, (against, h) in enumerate(every):
@@ -160,7 +166,7 @@ class Suspects:
         found = self.diagnosis() if self.trials else None
         lines = [] if found is None else found.lines()
         first = None if found is None else found.first
-        also = Counter(n for told, t in self.excused if first is not None and t.match(first).nearly for n in told)
+        also = Counter(n for told, t in self.noted if first is not None and t.match(first).nearly for n in told)
         explained = 0 if found is None else found.cases
         known = sorted((row for row in self.known.items() if self._consistent(*row)), key=lambda row: -row[1])[:2]
         ahead: list[str] = []
@@ -185,32 +191,32 @@ class Suspects:
         begun = time.thread_time()
         until, searching = begun + self.seconds, begun + self.seconds / 2
         sample = spread(self.trials, ASKED)
-        by_size = sorted(sample, key=lambda t: scores(t.case))
+        by_size = sorted(sample, key=lambda t: (any(_known(t.verdict)), scores(t.case)))
         counts = self._counted(by_size, until)
         for trial in by_size:
             best = max(counts.values(), default=0)
-            if best >= 0.9 * len(sample) or len(self.searched) >= 2 * SEARCHES or time.thread_time() > searching:
+            if best >= MOST * len(sample) or len(self.searched) >= 2 * SEARCHES or time.thread_time() > searching:
                 break
             unexplained = not any(trial.match(h).explains for h, n in counts.items() if n == best)
             if trial.case.id not in self.searched and unexplained:
                 self._search(trial, searching)
                 counts = self._counted(by_size, until)
-        counts = self._with_families(counts, by_size, until)
-        against = self._against(counts, sample, until + self.seconds / 2)
+        against, broad = self._against(counts, sample, until)
         if time.thread_time() < searching and against and all(against.values()):  # there may be something else
-            self._search(by_size[0], searching, margin=math.inf)
-            counts = self._with_families(self._counted(by_size, until), by_size, until)
-            against = self._against(counts, sample, until + self.seconds / 2)
+            self._search(by_size[0], time.thread_time() + self.seconds / 4, margin=math.inf)
+            counts = self._counted(by_size, until)
+            against, broad = self._against(counts, sample, until)
         asked = [t for t in sample if t.case.id in self.searched] or sample[:1]
         found = conclude(
-            counts, against, sample, self.trials, [t for _, t in self.excused], self.failing
+            counts, against, broad, sample, self.trials, self.excused, self.failing
         )
         return found or closest((*self.candidates, *self.near), asked, self.failing)
 
     def _counted(self, sample: Sequence[Trial], until: float) -> dict[Hypothesis, int]:
-        """How many of the sample each candidate explains, as a whole or in a part of the kernel alone."""
+        """How many of the sample each candidate explains, in a part of the kernel alone too, and each family."""
         counts = self._asked(sample, until)
-        return self._asked(sample, until) if self._in_parts(counts, sample, until) else counts
+        counts = self._asked(sample, until) if self._in_parts(counts, sample, until) else counts
+        return self._with_families(counts, sample, until)
 
     def _in_parts(self, counts: Mapping[Hypothesis, int], sample: Sequence[Trial], until: float) -> bool:
         """Whether the best candidates, in a part of the kernel alone, explain gradients that they do not as a whole."""
@@ -263,18 +269,19 @@ class Suspects:
 
     def _against(
         self, counts: Mapping[Hypothesis, int], sample: Sequence[Trial], until: float
-    ) -> dict[Hypothesis, list[Case]]:  # fmt: skip
-        """Which of the cases that passed contradict each of the best candidates."""
+    ) -> tuple[dict[Hypothesis, list[Case]], dict[Hypothesis, float]]:  # fmt: skip
+        """Which of some cases that passed contradict each of the best candidates, and how many of all may do so."""
         common = frozenset.intersection(*(t.case.features() for t in sample))
         nearest = sorted(self.passed, key=lambda c: (-len(common & c.features()), scores(c)))
         best = sorted((h for h in counts if counts[h]), key=lambda h: -counts[h])[:40]
-        against = {}
+        against, broad = {}, {}
         for h in (h for h in best if counts[h] >= HALF * max(counts.values())):
             if time.thread_time() > until:
                 break  # what was not checked is not named
-            told = list(islice(filter(h.separates, nearest), PASSED))
-            against[h] = [c for c in told if would_be_noticed(h, c)]
-        return against
+            told = list(filter(h.separates, nearest))
+            against[h] = [c for c in told[:PASSED] if would_be_noticed(h, c)]
+            broad[h] = len(against[h]) * len(told) / max(1, len(told[:PASSED]))
+        return against, broad
 
 
 def scores(case: Case) -> int:
@@ -285,6 +292,11 @@ def can_be_evaluated(verdict: Verdict) -> bool:
     e = verdict.evidence
     wrong = any(not o.passed for o in verdict.outputs)  # not only of a wrong dtype or shape
     return e is not None and wrong and verdict.contract is not None and scores(verdict.case) <= SCORES
+
+
+def _known(verdict: Verdict) -> list[str]:
+    """The conventions and contracts that the judge named."""
+    return [n for n in verdict.notes if n.startswith(("undeclared", "within"))]
 
 
 def _short(note: str, where: str) -> str:

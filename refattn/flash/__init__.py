@@ -18,6 +18,7 @@ from .. import streaming
 from ..dtypes import FORMATS
 from ..streaming import Attention
 from .gradients import Gradients, attention_grad
+from .pairs import finite
 from .problem import Problem
 from .solve import solve
 
@@ -41,7 +42,7 @@ def attention(
     """
     problem = Problem(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
     out, lse, _, _ = solve(problem)
-    if not (np.isfinite(out).all() and (lse < np.inf).all()) and not problem.finite:
+    if not (finite(out) and (lse < np.inf).all()) and not problem.finite:
         return streaming.attention(
             q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, precision=problem.contract
         )  # fmt: skip

@@ -16,9 +16,10 @@ import numpy as np
 
 from .backward_scores import capped, slopes, to_bias
 from .compiled import compiled, inlined
-from .forward import KEYS, aligned, hide, modify, pack, spans_of
+from .forward import KEYS, aligned, hide, modify, spans_of
 from .products import ROWS, product, product_added, product_added_one, take, weights
 from .state import units_of
+from .turning import pack
 from .vectors import ACROSS
 
 __all__ = ["BLOCK", "backward"]

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..streaming.arguments import Arguments
 from .compiled import compiled, inlined
-from .forward import aligned, pack
+from .forward import aligned
 from .geometry import spans, strips
 from .problem import NO_BITS, Problem, flat
 from .products import cap, take
@@ -142,7 +142,7 @@ def decode(counter, order, q, k, k_steps, v, v_steps, seen, more, states, sizes,
         o[own * columns : (own + rows) * columns] = 0
         least, most, inner, outer = np.int64(1) << 62, np.int64(0), np.int64(0), np.int64(1) << 62
         for r in range(rows):
-            pack(q, row + r, 1, D, sign, 1, Q, r * size)
+            Q[r * size : r * size + D] = q[(row + r) * D : (row + r + 1) * D] * sign
             Q[r * size + D : (r + 1) * size] = 0
             if lo[row + r] < hi[row + r]:
                 least, most = min(least, lo[row + r]), max(most, hi[row + r])

@@ -9,14 +9,14 @@ factor of the exponent, after the maximum was subtracted, so that equal scores s
 from __future__ import annotations
 
 import numpy as np
-from numba import types
 from numba.extending import overload
 
 from .compiled import compiled, inlined
-from .products import ROWS, cap, keep, pair, product, product_rescaled, scores, softmax, take
+from .products import ROWS, cap, keep, product, product_rescaled, scores, softmax, take
 from .state import settled, units_of
+from .turning import pack, unpack
 
-__all__ = ["KEYS", "aligned", "forward", "hide", "modify", "pack", "spans_of"]
+__all__ = ["KEYS", "aligned", "forward", "hide", "modify", "spans_of"]
 
 KEYS = 64
 """keys of a tile"""
@@ -39,27 +39,6 @@ def _meeting(S, like):  # type: ignore[no-untyped-def]
     if S.dtype == like.dtype:
         return lambda S, like: S
     return lambda S, like: aligned(S.size // 2, like)
-
-
-def negative(x):  # type: ignore[no-untyped-def]
-    """-x, or both of a pair of bfloat16."""
-
-
-@overload(negative)
-def _negative(x):  # type: ignore[no-untyped-def]
-    if isinstance(x, types.Float):
-        return lambda x: -x
-    signs = np.int32(-0x7FFF8000)  # the bits 0x80008000
-    return lambda x: x ^ signs
-
-
-@inlined
-def pack(x, first, rows, size, sign, wide, into, at):  # type: ignore[no-untyped-def]
-    """Rows first, first + 1, ... of x (rows, size), of that sign, side by side; beyond the last it is repeated."""
-    for i in range(wide):
-        row = first + min(i, rows - 1)
-        for d in range(size):
-            into[at + d * wide + i] = x[row * size + d] if sign > 0 else negative(x[row * size + d])
 
 
 @inlined
@@ -118,7 +97,7 @@ def forward(counter, order, operands, seen, more, results, sizes):  # type: igno
     seen      lo and hi with the strides of (b, h, i), and bits (rows, Lk) of the rows from origin on, or none
     more      bias with the strides of (b, h, i, j), or empty; scale; softcap, or 0; sinks (H,), or empty
 
-    All arrays but bits are flat.
+    All arrays but bits are flat.  An `out` of 16-bit integers gets the bits of bfloat16.
     """
     q, k, v = operands
     lo, hi, strides, bits, origin = seen
@@ -127,10 +106,10 @@ def forward(counter, order, operands, seen, more, results, sizes):  # type: igno
     H, Hkv, Lq, D, Dv, keys, columns, held, sub, wide = sizes
     plain, unit, sign, c = units_of(scale, softcap, bias)
     blocks = (Lq + sub * wide - 1) // (sub * wide)
-    Q, S, O = aligned(sub * D * wide, q), aligned(KEYS * wide, out), aligned(sub * columns * wide, out)  # noqa: E741
+    Q, S, O = aligned(sub * D * wide, q), aligned(KEYS * wide, lse), aligned(sub * columns * wide, lse)  # noqa: E741
     P = meeting(S, v)
-    m, l, largest, rescale = aligned(sub * wide, out), aligned(sub * wide, out), aligned(wide, out), aligned(wide, out)  # noqa: E741  # fmt: skip
-    begin, end = aligned(wide, out), aligned(wide, out)
+    m, l, largest, rescale = aligned(sub * wide, lse), aligned(sub * wide, lse), aligned(wide, lse), aligned(wide, lse)  # noqa: E741  # fmt: skip
+    begin, end = aligned(wide, lse), aligned(wide, lse)
     first, last = np.empty((sub, wide), np.int64), np.empty((sub, wide), np.int64)
     ranges = np.empty((sub, 4), np.int64)
     while True:
@@ -168,8 +147,7 @@ def forward(counter, order, operands, seen, more, results, sizes):  # type: igno
                         at = b * places[0] + h * places[1] + row * places[2] + j0 * places[3]
                         modify(S, n, wide, scale, softcap, bias, at, places[2], places[3], rows)
                     hide(S, n, wide, j0, first[s], last[s], bits, row - origin, rows, begin, end, largest)
-                softmax(S, n, c, largest, m[first_lane:last_lane], l[first_lane:last_lane], rescale)
-                pair(S, n, P)
+                softmax(S, n, c, largest, m[first_lane:last_lane], l[first_lane:last_lane], rescale, P)
                 terms, into = (n + held - 1) // held, s * columns * wide
                 product_rescaled(v, at_v, 1, columns, columns, terms, P, 0, wide, O, into, wide, rescale)
         for s in range(tiles):
@@ -178,5 +156,5 @@ def forward(counter, order, operands, seen, more, results, sizes):  # type: igno
                 lost = plain and first[s, i] < last[s, i]
                 state = settled(m[s * wide + i], l[s * wide + i], unit, lost, sinks, h)
                 lse[at], shift[at], factor[at] = state
-                for d in range(Dv):
-                    out[at * Dv + d] = O[(s * columns + d) * wide + i] * factor[at]
+            row, rows = i0 + s * wide, min(wide, Lq - i0 - s * wide)
+            unpack(O, s * columns * wide, rows, Dv, wide, factor, head * Lq + row, out)

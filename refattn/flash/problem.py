@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from .. import oracle
 from ..dtypes import FORMATS, format_of
+from ..masks import Visibility
 from ..precision import Precision
 from ..streaming.arguments import Arguments
 from .geometry import spans, strips
@@ -22,6 +24,8 @@ Array = np.ndarray[Any, Any]
 Made = TypeVar("Made")
 NO_BITS = np.zeros((0, 0), np.uint8)
 NO_BITS.flags.writeable = False
+FEW = 1 << 12
+"""rows of all heads whose geometry is kept for the next call with an equal mask"""
 
 
 class Launch(NamedTuple):
@@ -50,7 +54,8 @@ def lean(a: Array, dtype: Any) -> tuple[Array, tuple[int, ...]]:
 
 def flat(a: Any, dtype: Any) -> Array:
     """`a` in one dimension, in order, aligned, and read-only, so that kernels have one signature."""
-    a = np.require(a, dtype, ["C", "A"]).reshape(-1).view()
+    a = np.ascontiguousarray(a, dtype)
+    a = (a if a.flags.aligned else a.copy()).reshape(-1)
     a.flags.writeable = False
     return a
 
@@ -151,13 +156,10 @@ class Problem:
             pairs, everything = np.full(tasks, sub * self.wide * x.Lk), (flat(0, np.int64), flat(x.Lk, np.int64))
             yield Launch(sub, np.arange(tasks), pairs, everything, (0, 0, 0), NO_BITS, 0)
             return
-        known = spans(x.mask, x.shape)
+        of = _kept if isinstance(x.mask, Visibility) and x.B * x.H * x.Lq <= FEW else _of_spans
+        known = of(x.mask, x.shape, sub, self.wide)
         if known is not None:
-            (lo, strides), (hi, others) = (lean(end, np.int64) for end in known)
-            if strides != others:
-                (lo, strides), (hi, _) = (lean(np.array(end), np.int64) for end in known)
-            costs = _costs(known[1] - known[0], sub * self.wide)
-            yield Launch(sub, np.arange(len(costs)), costs, (lo, hi), strides, NO_BITS, 0)
+            yield known
             return
         lo, hi = np.zeros((2, x.B, x.H, x.Lq), np.int64)
         strides = (x.H * x.Lq, x.Lq, 1)
@@ -173,6 +175,21 @@ class Problem:
         """How many tiles of queries share a tile of keys: as many as leave eight tasks, at most 4."""
         tiles = -(-self.x.Lq // self.wide)
         return max(1, min(4, tiles, self.x.B * self.x.H * tiles // 8))
+
+
+def _of_spans(mask: Any, shape: tuple[int, int, int, int], sub: int, wide: int) -> Launch | None:
+    """All tasks at once, where each row sees an interval of keys."""
+    known = spans(mask, shape)
+    if known is None:
+        return None
+    (lo, strides), (hi, others) = (lean(end, np.int64) for end in known)
+    if strides != others:
+        (lo, strides), (hi, _) = (lean(np.array(end), np.int64) for end in known)
+    costs = _costs(known[1] - known[0], sub * wide)
+    return Launch(sub, np.arange(len(costs)), costs, (lo, hi), strides, NO_BITS, 0)
+
+
+_kept: Any = lru_cache(maxsize=16)(_of_spans)
 
 
 def _costs(seen: Array, block: int) -> Array:

@@ -26,7 +26,7 @@ from numba.extending import intrinsic
 from .vectors import ACROSS, Vectors, array_data
 
 __all__ = [
-    "ROWS", "cap", "keep", "pair", "product", "product_added", "product_added_one", "product_rescaled",
+    "ROWS", "cap", "keep", "product", "product_added", "product_added_one", "product_rescaled",
     "scores", "softmax", "take", "weights",
 ]  # fmt: skip
 
@@ -100,17 +100,22 @@ scores = _product("zero", largest=True)
 
 
 @intrinsic
-def softmax(typing: Any, S: Any, n: Any, c: Any, largest: Any, m: Any, l: Any, factor: Any) -> Any:  # noqa: E741
-    """S = exp2((S - largest) c), factor = exp2((m - largest) c), l = l factor + sum S, m = largest.
+def softmax(
+    typing: Any, S: Any, n: Any, c: Any, largest: Any, m: Any, l: Any, factor: Any, P: Any  # noqa: E741
+) -> Any:  # fmt: skip
+    """P = exp2((S - largest) c), factor = exp2((m - largest) c), l = l factor + sum of P, m = largest.
 
     `largest` is already the maximum of m and of the n rows of S.  Where it is -inf nothing was seen, and
-    all stays 0.
+    all stays 0.  P is S; or, of 32-bit integers, it has rows 2j and 2j + 1 as pairs of bfloat16, with a row of 0 after
+    an odd last.
     """
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        S, largest, m, l, factor = (array_data(context, builder, signature.args[i], args[i]) for i in (0, 3, 4, 5, 6))  # noqa: E741
+        arrays = (0, 3, 4, 5, 6, 7)
+        S, largest, m, l, factor, P = (array_data(context, builder, signature.args[i], args[i]) for i in arrays)  # noqa: E741
         v = Vectors(builder, signature.args[0].dtype)
-        wide = v.index(ACROSS * v.lanes)
+        pairs = signature.args[7].dtype != signature.args[0].dtype
+        wide = ACROSS * v.lanes
         places = [v.index(i * v.lanes) for i in range(ACROSS)]
         c = v.spread(args[2])
         new = [v.load(largest, i) for i in places]
@@ -123,47 +128,35 @@ def softmax(typing: Any, S: Any, n: Any, c: Any, largest: Any, m: Any, l: Any, f
             sums.append(builder.fmul(v.load(l, i), rescale))
 
         def row(j: Any, sums: list[Any]) -> list[Any]:
-            line = v.at(S, builder.mul(j, wide))
+            line = v.at(S, builder.mul(j, v.index(wide)))
             for i, place in enumerate(places):
                 p = v.exp2(builder.fmul(builder.fsub(v.load(line, place), shift[i]), c))
                 v.store(p, line, place)
                 sums[i] = builder.fadd(sums[i], p)
             return sums
 
-        for i, x in zip(places, v.loop(args[1], sums, row), strict=True):
+        def two_rows(j: Any, sums: list[Any], both: bool = True) -> list[Any]:
+            lines = [v.at(S, builder.mul(j, v.index(2 * wide)))]
+            lines += [v.at(lines[0], wide)] * both
+            for i, place in enumerate(places):
+                p = [v.exp2_to_zero(builder.fmul(builder.fsub(v.load(line, place), shift[i]), c)) for line in lines]
+                for x in p:
+                    sums[i] = builder.fadd(sums[i], x)
+                v.store(v.to_pairs(*p, *[v.constant(0.0)] * (not both)), v.at(P, builder.mul(j, v.index(wide))), place)
+            return sums
+
+        if pairs:
+            whole = builder.sdiv(args[1], v.index(2))
+            sums = v.loop(whole, sums, two_rows)
+            lone = builder.srem(args[1], v.index(2))
+            sums = v.loop(lone, sums, lambda _, sums: two_rows(whole, sums, both=False))
+        else:
+            sums = v.loop(args[1], sums, row)
+        for i, x in zip(places, sums, strict=True):
             v.store(x, l, i)
         return context.get_dummy_value()
 
-    return types.void(S, types.int64, S.dtype, largest, m, l, factor), code
-
-
-@intrinsic
-def pair(typing: Any, S: Any, n: Any, P: Any) -> Any:
-    """P[j // 2] = rows j and j + 1 of the n of S as pairs of bfloat16, with a row of 0 after an odd last; or nothing,
-    where P is S."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if S.dtype == P.dtype:
-            return context.get_dummy_value()
-        s, p = (array_data(context, builder, signature.args[i], args[i]) for i in (0, 2))
-        v = Vectors(builder, S.dtype)
-        wide = ACROSS * v.lanes
-        n, two = args[1], v.index(2)
-
-        def rows(j: Any, nothing: list[Any]) -> list[Any]:
-            first, second = v.at(s, builder.mul(j, v.index(2 * wide))), v.index(wide)
-            lone = builder.icmp_signed("==", builder.add(builder.mul(j, two), v.index(1)), n)
-            for i in range(ACROSS):
-                place = v.index(i * v.lanes)
-                x, y = v.load(first, place), v.load(v.at(first, second), place)
-                y = builder.select(lone, v.constant(0.0), y)
-                v.store(v.to_pairs(x, y), v.at(p, builder.mul(j, v.index(wide))), place)
-            return nothing
-
-        v.loop(builder.sdiv(builder.add(n, v.index(1)), two), [], rows)
-        return context.get_dummy_value()
-
-    return types.void(S, types.int64, P), code
+    return types.void(S, types.int64, S.dtype, largest, m, l, factor, P), code
 
 
 @intrinsic

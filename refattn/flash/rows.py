@@ -33,10 +33,6 @@ I32, I64 = ir.IntType(32), ir.IntType(64)
 Load = Callable[[Any, Any], Any]
 
 
-def _shuffled(v: Vectors, a: Any, b: Any, lanes: list[int]) -> Any:
-    return v.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
-
-
 def _totals(v: Vectors, sums: list[Any]) -> Any:
     """Lane i of the result is the sum of the lanes of sums[i]: halves are added to halves, and again."""
     size = v.lanes
@@ -45,7 +41,7 @@ def _totals(v: Vectors, sums: list[Any]) -> Any:
         first = [lane for lane in range(2 * v.lanes) if lane % size < half]
         second = [lane + half for lane in first]
         pairs = zip(sums[::2], sums[1::2], strict=True)
-        sums = [v.builder.fadd(_shuffled(v, a, b, first), _shuffled(v, a, b, second)) for a, b in pairs]
+        sums = [v.builder.fadd(v.shuffled(a, b, first), v.shuffled(a, b, second)) for a, b in pairs]
         size = half
     return sums[0]
 
@@ -126,7 +122,7 @@ def greatest(typing: Any, S: Any, s0: Any, n: Any) -> Any:
         (best,) = v.loop(args[2], [v.constant(float("-inf"))], vector)
         half = v.lanes // 2
         while half:
-            best = v.larger(_shuffled(v, best, best, [(lane + half) % v.lanes for lane in range(v.lanes)]), best)
+            best = v.larger(v.shuffled(best, best, [(lane + half) % v.lanes for lane in range(v.lanes)]), best)
             half //= 2
         return builder.extract_element(best, ir.Constant(I32, 0))
 

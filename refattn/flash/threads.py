@@ -31,11 +31,11 @@ def run(kernel: Any, tasks: Array, costs: Array, *args: Any) -> None:
 
     The costliest come first.  Ctrl-C ends the call once each thread has ended its task.
     """
-    order = tasks[np.argsort(-costs, kind="stable")]
     counter = np.zeros(1, np.int64)
     if costs.sum() <= SMALL:
-        kernel(counter, order, *args)
+        kernel(counter, tasks, *args)
         return
+    order = tasks[np.argsort(-costs, kind="stable")]
     n = min(numba.get_num_threads(), len(order))
     kernel(counter, order[:0], *args)  # compiled here, so that the threads find it
     counter[0] = 0

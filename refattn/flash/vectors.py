@@ -125,10 +125,27 @@ class Vectors:
 
     def store(self, value: Any, base: Any, offset: Any) -> None:
         done = self.builder.store(value, self.builder.bitcast(self.at(base, offset), value.type.as_pointer()))
-        done.align = self.bits // 8
+        done.align = value.type.element.width // 8 if isinstance(value.type.element, ir.IntType) else self.bits // 8
 
     def load_one(self, base: Any, offset: Any) -> Any:
         return self.builder.load(self.at(base, offset))
+
+    def turned(self, rows: Sequence[Any]) -> list[Any]:
+        """Column j of as many rows as there are lanes: blocks off the diagonal change places, of 1, 2, 4, ... lanes."""
+        found, lanes, size = list(rows), range(self.lanes), 1
+        while size < self.lanes:
+            left = [lane if not lane & size else lane - size + self.lanes for lane in lanes]
+            right = [lane + size if not lane & size else lane + self.lanes for lane in lanes]
+            for i in lanes:
+                if not i & size:
+                    a, b = found[i], found[i + size]
+                    found[i], found[i + size] = self.shuffled(a, b, left), self.shuffled(a, b, right)
+            size *= 2
+        return found
+
+    def shuffled(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
+        """Lanes of a, counted from 0, and of b, counted on."""
+        return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
 
     # ---- arithmetic
 
@@ -152,16 +169,25 @@ class Vectors:
     def to_pairs(self, x: Any, y: Any) -> Any:
         """x and y, rounded to bfloat16 (to nearest, ties to even), in the lower and upper half of each lane."""
         b = self.builder
+        two = ir.VectorType(_BFloat(), 2 * self.lanes)
+        name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+        instruction = cgutils.get_or_insert_function(b.module, ir.FunctionType(two, [self.many] * 2), name)
+        side_by_side = b.bitcast(b.call(instruction, [y, x]), ir.VectorType(ir.IntType(16), 2 * self.lanes))
+        lanes = [lane for i in range(self.lanes) for lane in (i, i + self.lanes)]
+        return b.bitcast(self.shuffled(side_by_side, side_by_side, lanes), self.integers)
+
+    def to_bfloat16(self, x: Any) -> Any:
+        """The 16 bits of each float32 rounded to bfloat16 (to nearest, ties to even), also of subnormals."""
+        b = self.builder
 
         def all_of(n: int) -> Any:
             return ir.Constant(self.integers, [ir.Constant(ir.IntType(32), n)] * self.lanes)
 
-        def rounded(x: Any) -> Any:
-            bits = b.bitcast(x, self.integers)
-            odd = b.and_(b.lshr(bits, all_of(16)), all_of(1))
-            return b.add(bits, b.add(odd, all_of(0x7FFF)))
-
-        return b.or_(b.lshr(rounded(x), all_of(16)), b.and_(rounded(y), all_of(0xFFFF0000)))
+        bits = b.bitcast(x, self.integers)
+        odd = b.and_(b.lshr(bits, all_of(16)), all_of(1))
+        rounded = b.add(bits, b.add(odd, all_of(0x7FFF)))
+        kept = b.select(b.fcmp_unordered("uno", x, x), all_of(0x7FC00000), rounded)
+        return b.trunc(b.lshr(kept, all_of(16)), ir.VectorType(ir.IntType(16), self.lanes))
 
     def larger(self, a: Any, b: Any) -> Any:
         """max(a, b); b where either is NaN."""
@@ -189,6 +215,23 @@ class Vectors:
 
         exponent = b.shl(b.add(b.fptosi(n, self.integers), all_of(self.bias)), all_of(self.mantissa))
         return b.bitcast(exponent, self.many), b.fmul(p, f)
+
+    def exp2_to_zero(self, t: Any) -> Any:
+        """2**t for float32 t <= 0; below the smallest normal some number from 0 to there, 0 from -127 on down.
+
+        The sum with 1.5 * 2**23 rounds t to a whole number and holds it in its last bits, which become the exponent's.
+        """
+        b = self.builder
+        lowest, shift = self.constant(-self.bias), self.constant(1.5 * 2**self.mantissa)
+        t = b.select(b.fcmp_ordered("<", t, lowest), lowest, t)
+        held = b.fadd(t, shift)
+        f = b.fsub(t, b.fsub(held, shift))
+        series = [1.0, *_coefficients(6)]
+        p = self.constant(series[-1])
+        for c in series[-2::-1]:
+            p = self.fma(p, f, self.constant(c))
+        exponent = b.shl(b.bitcast(held, self.integers), ir.Constant(self.integers, [self.mantissa] * self.lanes))
+        return b.bitcast(b.add(b.bitcast(p, self.integers), exponent), self.many)
 
     def exp2(self, t: Any) -> Any:
         """2**t; 0 for t < 1/2 - bias and for -inf, NaN for NaN."""

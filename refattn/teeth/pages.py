@@ -5,6 +5,7 @@ A section is a title, a text and a table; both pages are made from the results a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
@@ -115,13 +116,13 @@ def _survivors(mutants: Sequence[Row]) -> Section:
 
 
 def _matrix(mutants: Sequence[Row]) -> list[Section]:
-    heads = ("mutant", "what is wrong", "killed by", "ratio", *(rule.title for rule in RULES.values()))
+    heads = ("mutant", "what is wrong", "seen", "killed by", "ratio", *(rule.title for rule in RULES.values()))
     found = []
     for n, family in enumerate(dict.fromkeys(row["family"] for row in mutants)):
         rows = [_line(row) for row in mutants if row["family"] == family]
         text = (
-            "Killed by: the case or law with us. The rules of others: killed with their own inputs, with ours, "
-            "with both, or not (-)."
+            "Seen: public reports of it, or of its kin; none is known where it is empty. Killed by: the "
+            "case or law with us. The rules of others: killed with their own inputs, with ours, with both, or not (-)."
         )
         found.append(Section(f"Mutants: {family}", () if n else (text,), heads, rows))
     return found
@@ -130,7 +131,8 @@ def _matrix(mutants: Sequence[Row]) -> list[Section]:
 def _line(row: Row) -> tuple[str, ...]:
     ratio = f"{row['ratio']:.3g}" if row["ratio"] is not None else row["reason"]
     by = row["by"] or ("suspicious" if row["suspicious"] else "-")
-    return (row["name"], row["what"], by, ratio, *(_killed(row, name) for name in RULES))
+    seen = MUTANTS[row["name"]].seen if row["name"] in MUTANTS else ()
+    return (row["name"], row["what"], " ".join(seen), by, ratio, *(_killed(row, name) for name in RULES))
 
 
 def _killed(row: Row, rule: str) -> str:
@@ -170,7 +172,12 @@ def as_html(results: Results) -> str:
 
 def _as_html(n: int, section: Section) -> str:
     level = "h2" if n else "h1"
-    text = "".join(f"<p>{escape(paragraph)}</p>\n" for paragraph in section.text)
+    text = "".join(f"<p>{_code(escape(paragraph))}</p>\n" for paragraph in section.text)
     head = "".join(f"<th>{escape(name)}</th>" for name in section.heads)
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in section.rows)
-    return f"<{level}>{escape(section.title)}</{level}>\n{text}<table><tr>{head}</tr>\n{rows}</table>\n"
+    table = f"<div style='overflow-x: auto'><table><tr>{head}</tr>\n{rows}</table></div>"
+    return f"<{level}>{escape(section.title)}</{level}>\n{text}{table}\n"
+
+
+def _code(text: str) -> str:
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", text)

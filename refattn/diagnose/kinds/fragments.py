@@ -156,10 +156,7 @@ class of_row_within_tile(Model):
         return np.where(self.seen, np.exp(self.t - self.other(lse)[..., None]), 0)
 
 
-SWIZZLES: Mapping[str, Callable[[Array, Array, int], Array]] = {
-    f"{block} columns, by the row's place in {rows}": (lambda i, c, n, b=block, r=rows: c ^ (i % r * b))
-    for block in (4, 8, 16) for rows in (2, 4, 8)
-}  # fmt: skip
+SWIZZLES = {f"{b} columns, by the row's place in {r}": (b, r) for b in (4, 8, 16) for r in (2, 4, 8)}
 
 
 @kind(
@@ -170,13 +167,13 @@ class swizzle_forgotten(Model):
     """{of} is read in another order of blocks of columns than it was written: swizzled in blocks of {how}."""
 
     of: tuple[str, ...] = ("v",)
-    how: Callable[[Array, Array, int], Array]
+    how = 8, 8
 
     def arrays(self) -> dict[str, Array]:
         x = super().arrays()
         for n in self.of:
-            rows, size = x[n].shape[2:]
-            at = self.how(np.arange(rows)[:, None], np.arange(size), size)
+            (rows, size), (block, period) = x[n].shape[2:], self.how
+            at = np.arange(size) ^ (np.arange(rows)[:, None] % period * block)
             at = np.where(at < size, at, np.arange(size))
             x[n] = np.take_along_axis(x[n], np.broadcast_to(at, x[n].shape), 3)
         return x

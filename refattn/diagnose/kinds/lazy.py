@@ -90,6 +90,22 @@ class lazy_rescaling_inverted(Lazily):
     more = True
 
 
+@kind(_several, by={"3": 3.0, "5": 5.0, "8": 8.0, "10": 10.0, "16": 16.0, "20": 20.0, "8 in base 2": 8 * LN2},
+      loop=loops(*PLAIN[1:]),
+      what={"left out": "zo", "left out of the output": "o", "left out of the sum": "z"})  # fmt: skip
+class low_tile_skipped(Tiled):
+    """From tile to tile of {loop}, one whose maximum is {by} or more below that of those before is {what}."""
+
+    by, what = 8.0, "zo"
+
+    def next(self, state: State, m: Array, shrink: Array, total: Array, product: Array) -> State:
+        with np.errstate(invalid="ignore"):
+            low = ~np.isneginf(state[0]) & (state[0] - self.own >= self.by)
+        total = np.where(low, 0, total) if "z" in self.what else total
+        product = np.where(low[..., None], 0, product) if "o" in self.what else product
+        return super().next(state, m, shrink, total, product)
+
+
 @kind(_several, by=LITTLE, loop=LOOPS)
 class lazy_maximum_in_lse(Lazily):
     """Where the maximum grows by less than {by} from tile to tile of {loop}, the sums stay; lse has the new maximum."""

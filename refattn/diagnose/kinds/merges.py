@@ -105,6 +105,16 @@ MERGES: dict[str, Merge] = {
     "takes the last split alone": lambda m, z, o: (m[-1], z[-1], o[-1]),
     "leaves out the last split": lambda m, z, o: _with(m[:-1], z[:-1], o[:-1], m[:-1]),
     "leaves out the first split": lambda m, z, o: _with(m[1:], z[1:], o[1:], m[1:]),
+    "finds partial results with split and head exchanged in memory": lambda m, z, o: _with(
+        _exchanged(m, 2), _exchanged(z, 2), _exchanged(o, 2), _exchanged(m, 2)),
+    "finds partial lse with split and head exchanged in memory":
+        lambda m, z, o: _weighed_by(m, z, o, _exchanged(_by(m, z, np.e), 2)),
+    "finds partial lse with split and row exchanged in memory":
+        lambda m, z, o: _weighed_by(m, z, o, _exchanged(_by(m, z, np.e), 3)),
+    "finds partial outputs with split and head exchanged in memory": lambda m, z, o: _weighed_by(
+        m, z, _exchanged(_mean(z, o), 2) * z[..., None], _by(m, z, np.e)),
+    "counts one more split, of lse 0 and output 0": lambda m, z, o: _with(
+        _and(m, 0), _and(z, 1), _and(o, 0), _and(m, 0)),
     "takes the first two splits alone": lambda m, z, o: _with(m[:2], z[:2], o[:2], m[:2]),
     "adds the first split twice": lambda m, z, o: _counted(m, z, o, 0),
     "adds the last split twice": lambda m, z, o: _counted(m, z, o, -1),
@@ -157,6 +167,15 @@ def _with(m: Array, z: Array, o: Array, maxima: Array) -> State:
         return np.full(o.shape[1:-1], -np.inf), np.zeros(o.shape[1:-1]), empty
     top, weight = _plain(maxima)
     return top, (z * weight).sum(0), (o * weight[..., None]).sum(0)
+
+
+def _and(x: Array, value: float) -> Array:
+    """With one more split, of the same value everywhere."""
+    return np.concatenate([x, np.full_like(x[:1], value)])
+
+
+def _exchanged(x: Array, axis: int) -> Array:
+    return np.ascontiguousarray(x.swapaxes(0, axis)).reshape(x.shape)
 
 
 def _counted(m: Array, z: Array, o: Array, which: int) -> State:

@@ -1,4 +1,4 @@
-"""Hypotheses of too few bits in what splits leave for the merge: their outputs, their lse, maxima and sums."""
+"""Hypotheses of too few bits in what splits leave for the merge: their outputs and their lse."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .roundings import TO, lowered, named
 
 __all__: list[str] = []
 
-OF = {"output": "o", "lse": "l", "output and lse": "ol", "maximum": "m", "sum": "z",
+OF = {"output": "o", "lse": "l", "output and lse": "ol",
       "output, before it is divided by the sum": "u"}  # fmt: skip
 
 
@@ -35,10 +35,6 @@ class partial_rounded(Splits):
         mean, lse = o / some[..., None], np.where(z == 0, -np.inf, m + np.log(some))
         mean = lowered(mean, self.to, self.given) if "o" in self.of else mean
         lse = lowered(lse, self.to, self.given) if "l" in self.of else lse
-        if self.of in "mz":
-            m = lowered(m, self.to, self.given) if self.of == "m" else m
-            z = lowered(z, self.to, self.given) if self.of == "z" else z
-            lse = np.where(z == 0, -np.inf, m + np.log(np.where(z == 0, 1, z)))
         if self.of == "u":
             mean = lowered(o, self.to, self.given) / some[..., None]
         top = lse.max(0)

@@ -100,9 +100,15 @@ class tile_of_sum(Held):
 STORED = {"dq": ("dq",), "dk and dv": ("dk", "dv"), "dk": ("dk",), "dv": ("dv",)}
 
 
+def _added(case: Case, how: Any) -> bool:
+    group, (rows, packed) = max(1, case.H // max(1, case.Hkv)), how.rows
+    parts = case.Lk > how.keys if "dq" in how.of else case.Lq * group > (rows if packed else min(rows, case.Lq))
+    return parts and not case.want.isdisjoint(how.of)
+
+
 @kind(
-    lambda case, how: not case.want.isdisjoint(how.of), "dq dk dv", same=SAME, of=STORED, rows=ROWS,
-    keys=KEYS, left={"last": -1, "first": 0},
+    _added, "dq dk dv", same=SAME, of=STORED, rows=ROWS, keys=KEYS,
+    left={"last": -1, "first": 0},
 )  # fmt: skip
 class stored_not_added(Held, Bounds):
     """{of}: stored, not added, by each tile of {rows} rows and {keys} keys that sees some: the {left} one is left."""

@@ -18,6 +18,7 @@ from ...streaming.prepare import prepare
 from ..dense import wide
 from ..hypothesis import kind
 from ..model import PLAIN, Array, Model
+from .roundings import TO, _applies, lowered
 
 __all__: list[str] = []
 
@@ -164,6 +165,40 @@ class rotary_position(Rotated):
         before = isinstance(case.storage, Cache) & (np.arange(case.Lk) < lk - lq)
         found["k"] = np.where(before[:, None, :, None], plain["k"], found["k"])
         return found
+
+
+@kind(lambda case, how: _rotated(case) and _applies(case, how), rounding=True,
+      of={"Queries are": "q", "Keys are": "k", "Queries and keys are": "qk"},
+      what={"by angles of which cos and sin are": False, "and then": True}, to=TO)  # fmt: skip
+class rotated_rounded(Rotated):
+    """{of} rotated {what} rounded to {to}."""
+
+    what, to = False, ""
+
+    def wrong(self, x: dict[str, Array]) -> dict[str, Array]:
+        low = {n: lowered(x[n], self.to, self.given) for n in ("cos", "sin") if not self.what}
+        found = prepare(self.given, x | low, self.rules())
+        return {n: lowered(found[n], self.to, self.given) if self.what else found[n] for n in "qk"}
+
+
+@kind(lambda case: _rotated(case) and isinstance(case.storage, Cache), how={"again, with the new ones": 1,
+      "again, and not the new ones": 0})  # fmt: skip
+class cache_rotated_again(Rotated):
+    """The keys of the cache, which are rotated, are rotated {how}."""
+
+    of: Any = "k"
+    how = 1
+
+    def wrong(self, x: dict[str, Array]) -> dict[str, Array]:
+        case, right = self.given, prepare(self.given, x, PLAIN)["k"]
+        if case.rotary is None:
+            return x
+        old = np.arange(case.Lk) < np.subtract(*map(np.array, case.lengths[::-1]))[:, None]
+        at = np.arange(case.Lk) + 0 * old
+        twice = PLAIN.rotate(right, x["cos"][at][:, None], x["sin"][at][:, None], case.rotary)
+        plain = prepare(dataclasses.replace(case, rotary=None), x, PLAIN)["k"]
+        old = old[:, None, :, None]
+        return {"k": np.where(old, twice, right if self.how else plain)}
 
 
 @kind(lambda case: _rotated(case) and case.D == case.Dv)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...masks import BlockSparse, Chunked, Dense, Dilated, GlobalTokens, Mask, Prefix, SinkTokens, Tree
+from ...masks import BlockSparse, Chunked, Dilated, GlobalTokens, Mask, Prefix, SinkTokens, Tree
 from ...masks import Gathered as GatheredKeys
 from ...mutants import rewritten
 from ...visibility import diagonal
@@ -118,11 +118,6 @@ SPARSE: dict[str, tuple[type[Mask], Ask]] = {
     "gathered keys: -1 is the last key": (
         GatheredKeys, lambda m, b, h, i, j, lq, lk: m(b, h, i, j, lq, lk) | (
             m(b, h, i, 0 * j - 1, lq, lk) & (j == lk - 1))),
-    "a mask as an array: that of head 0 for all": (Dense, lambda m, b, h, i, j, lq, lk: m(b, h * 0, i, j, lq, lk)),
-    "a mask as an array: that of entry 0 for all": (Dense, lambda m, b, h, i, j, lq, lk: m(b * 0, h, i, j, lq, lk)),
-    "a mask as an array: that of row 0 for all": (Dense, lambda m, b, h, i, j, lq, lk: m(b, h, i * 0, j, lq, lk)),
-    "a mask as an array: that of the key before": (Dense, _moved(0, -1)),
-    "a mask as an array: that of the row before": (Dense, _moved(-1, 0)),
     "sink tokens: told by the place of the query": (
         SinkTokens, lambda m, b, h, i, j, lq, lk: i + 0 * j < m.n),
     "sink tokens: seen where the window begins before them alone": (

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ...case import Case
 from ..hypothesis import kind
-from ..model import Array, Model
+from ..model import Array, Model, safe
 
 __all__: list[str] = []
 
@@ -38,11 +39,16 @@ class stale_tile(Model):
         x = super().arrays()
         return x | {n: self.of_another(x[n], 2 if n in "kv" else 3) for n in self.of if n in x}
 
+    def which(self, at: Array, tiles: int) -> Array:
+        """Of tiles, those it happens to."""
+        return np.ones_like(at, bool)
+
     def of_another(self, x: Array, axis: int) -> Array:
         n, j = x.shape[axis], np.arange(x.shape[axis])
         by, end = self.turn
         tiles = -(-n // self.tile)
-        at = 0 * j if by is None else j // self.tile + by
+        own = j // self.tile
+        at = np.where(self.which(own, tiles), 0 * j if by is None else own + by, own)
         beyond = (at < 0) | (at >= tiles)
         if end == "wraps":
             at = at % tiles
@@ -51,6 +57,55 @@ class stale_tile(Model):
         y = np.take(x, np.minimum(place, n - 1), axis)
         shape = [-1 if a == axis else 1 for a in range(x.ndim)]
         return np.where(zero.reshape(shape), np.zeros((), x.dtype), y)
+
+
+ONCE: dict[str, Callable[[Array, int], Array]] = {
+    "the last tile": lambda at, n: at == n - 1, "the second tile": lambda at, n: at == 1,
+    "every other tile": lambda at, n: at % 2 == 1, "the third tile": lambda at, n: at == 2,
+    "tiles past the second": lambda at, n: at >= 2,
+}
+
+
+@kind(_tiles, of=OF, once=ONCE, turn={w: TURNS[w] for w in ("before", "after", "two before", "first of all")},
+      tile=(16, 32, 64, 128))  # fmt: skip
+class stale_tile_once(stale_tile):
+    """In {once} of {tile} keys alone {of} are those of the tile {turn}."""
+
+    once: Callable[[Array, int], Array]
+
+    def which(self, at: Array, tiles: int) -> Array:
+        return np.broadcast_to(type(self).once(at, tiles), at.shape)
+
+
+ROWS = {"queries": ("q",), "queries and dout": ("q", "dout"), "dout": ("dout",), "the bias": ("bias",),
+        "what dropout keeps": ("keep",), "the lse of the backward": ("lse",), "delta": ("delta",),
+        "the lse of the backward and delta": ("lse", "delta")}  # fmt: skip
+
+
+def _rows(case: Case, how: Any) -> bool:
+    there = {"bias": case.bias is not None and case.bias_shape[2] > 1, "keep": case.dropout is not None,
+             "dout": case.backward, "lse": case.backward, "delta": case.backward}  # fmt: skip
+    return bool(case.Lq > how.tile) and all(there.get(n, True) for n in how.of)
+
+
+@kind(_rows, of=ROWS, turn={w: TURNS[w] for w in ("before", "after", "first of all", "before, of 0 at the first")},
+      tile=(16, 32, 64, 128))  # fmt: skip
+class stale_rows(stale_tile):
+    """In each tile of {tile} rows {of} are those of the tile {turn}."""
+
+    def arrays(self) -> dict[str, Array]:
+        x = Model.arrays(self)
+        return x | {n: self.of_another(x[n], 2) for n in self.of if n in x}
+
+    def delta(self) -> Array:
+        d = super().delta()
+        return self.of_another(d, 2) if "delta" in self.of else d
+
+    def again(self) -> Array:
+        if "lse" not in self.of:
+            return super().again()
+        lse = safe(self.m) + np.log(np.where(self.l == 0, 1, self.l))
+        return np.where(self.seen, np.exp(self.t - self.of_another(lse, 2)[..., None]), 0)
 
 
 @kind(lambda case, how: case.mask is not None and case.Lk > how.tile, by={"before": -1, "after": 1},

@@ -91,6 +91,27 @@ class stride(Model):
         return x | {n: _read(x[n], self.axis, size[n], self.further) for n in names}
 
 
+@kind(
+    lambda case, how: _taken(case, how) and _true(case, how) > sizes(case)[how.of][3],
+    same=("size", _true), of=READ[:-1], size=SIZES, end={"the last element": False, "0": True},
+)  # fmt: skip
+class stride_within_head(Model):
+    """The rows of {of} are looked for as if what they hold were {size}, and past the end of the head {end} is read."""
+
+    of, axis, end = "q", 3, False
+    size: Size
+
+    def arrays(self) -> dict[str, Array]:
+        x = super().arrays()
+        return x | ({self.of: self.taken(x[self.of])} if self.of in x else {})
+
+    def taken(self, x: Array) -> Array:
+        rows, n = x.shape[2:]
+        at = np.arange(rows)[:, None] * self.size(self.given, n) + np.arange(n)
+        head = x.reshape(*x.shape[:2], -1)
+        return np.where((at >= rows * n) & self.end, 0, head[..., np.minimum(at, rows * n - 1)])
+
+
 @kind(lambda case, how: case.mask is not None and _taken(case, how), axis=AXES, size=SIZES)
 class mask_stride(Model):
     """The {axis} of a mask are looked for as if what they hold were {size}."""

@@ -25,7 +25,20 @@ def _bounded(case: Case, how: Any) -> bool:
     return hides(case) and case.Lk > 1
 
 
-@kind(_bounded, same=SAME, rows=SOME, keys=(1, *KEYS))
+def _rows(case: Case, how: Any) -> bool:
+    """Whether a tile has several rows."""
+    return case.Lq * (max(1, case.H // max(1, case.Hkv)) if how.rows[1] else 1) > 1
+
+
+def _tiled(case: Case, how: Any) -> bool:
+    return _bounded(case, how) and case.Lk > how.keys
+
+
+def _both(case: Case, how: Any) -> bool:
+    return _tiled(case, how) and _rows(case, how)
+
+
+@kind(_both, same=SAME, rows=SOME, keys=(1, *KEYS))
 class last_tile_by_first_row(Bounds):
     """A tile of {rows} queries goes over the key tiles of {keys} that its first row sees, not those of its last."""
 
@@ -45,7 +58,7 @@ class last_tile_rounded_down(Bounds):
         return seen & (np.arange(seen.shape[-1]) < last[..., None])
 
 
-@kind(_bounded, same=SAME, rows=SOME, keys=KEYS)
+@kind(_both, same=SAME, rows=SOME, keys=KEYS)
 class first_tile_by_last_row(Bounds):
     """A tile of {rows} queries begins at the key tile of {keys} that its last row sees first, not its first row."""
 
@@ -72,7 +85,10 @@ def _by_row(case: Case, how: Any) -> bool:
     group = case.H // max(1, case.Hkv)
     if (how.row, how.end) in ((ROW["first"], (False, 1)), (ROW["last"], (True, 0))):
         return False  # those above
-    return _bounded(case, how) and (how.row is not ROW["last"] or how.end[0] or (group > 1 and bool(how.rows[1])))
+    bounded = _bounded(case, how) if how.end[1] == 2 else _tiled(case, how)
+    if how.row is ROW["last"] and not how.end[0] and (group < 2 or not how.rows[1]):
+        return False  # it reaches furthest
+    return bounded and _rows(case, how)
 
 
 @kind(
@@ -115,7 +131,7 @@ class diagonal_tile_unmasked(Bounds):
         return np.asarray(replace(self.case.visibility, mask=None).tile())
 
 
-@kind(_bounded, same=SAME, rows=SOME, keys=KEYS)
+@kind(_tiled, same=SAME, rows=SOME, keys=KEYS)
 class mask_in_last_tile_alone(Bounds):
     """The mask is applied in the last key tile of {keys} of each {rows} queries, and not in those before it."""
 
@@ -175,7 +191,7 @@ def right_side(mask: Mask | None) -> int | None:
 
 def _with_offset(case: Case, how: Any) -> bool:
     uneven = any(lq != lk for lq, lk in zip(*case.lengths, strict=True))
-    return hides(case) and uneven and "bottom_right" in repr(case.mask)
+    return hides(case) and uneven and case.Lk > how.keys and "bottom_right" in repr(case.mask)
 
 
 @kind(
@@ -202,7 +218,7 @@ class bound_without_offset(Bounds):
 
 
 @kind(
-    lambda case, how: case.mask is not None, same=SAME, rows=SOME, keys=KEYS,
+    lambda case, how: case.mask is not None and _rows(case, how), same=SAME, rows=SOME, keys=KEYS,
     row={"first": 0, "last": -1},
 )  # fmt: skip
 class tile_skipped_by_row(Bounds):
@@ -238,7 +254,7 @@ def _bounds(m: Mask) -> bool:
 
 def _has_part(case: Case, how: Any) -> bool:
     words = "|" if how.part[0] is Or else f"{how.part[0].__name__}("
-    return words in repr(case.mask) or (how.part[0] is Or and " or " in repr(case.mask))
+    return case.Lk > how.keys and words in repr(case.mask)
 
 
 @kind(_has_part, same=SAME, part=PARTS, rows=ROWS, keys=(1, *KEYS), end=("first", "last", "first and last"))

@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 bench.measure_ceilings(pools)
             for i, work in enumerate(works):
                 if time.monotonic() > end:
-                    screen.print(f"--minutes {options.minutes:g}: {len(works) - i} problems were not begun, from {work} on")
+                    screen.print(f"--minutes {options.minutes:g}: {len(works) - i} problems not begun, from {work} on")
                     break
                 rows = bench.measure(pools, work)
                 save()

@@ -40,8 +40,8 @@ class Plan(NamedTuple):
 
 QUICK = Plan(0.01, 0.25, 3, 5, 1.6)
 FULL = Plan(0.1, 3.0, 2, 7, 15.0)
-LONG = 1e11
-"""operations of a call that needs no other to warm up"""
+LONG = 2e10
+"""operations of a call that needs no other before it to wake threads and fill caches"""
 
 
 class Timing(NamedTuple):
@@ -58,9 +58,9 @@ _prepared: dict[Work | Ceiling, Callable[[], Any]] = {}
 def prepare(name: str, work: Work | Ceiling) -> float:
     """Make ready, compile, look at the answer; seconds of a call."""
     if work not in _prepared:
-        for old in [old for old in _prepared if isinstance(old, Work)]:
-            del _prepared[old]
         if isinstance(work, Work):
+            for old in [old for old in _prepared if isinstance(old, Work)]:
+                del _prepared[old]
             x = inputs(work)
             call, read = PEERS[name].call(work, x)
             start = time.perf_counter()
@@ -77,15 +77,16 @@ def prepare(name: str, work: Work | Ceiling) -> float:
 
 
 def turn(work: Work | Ceiling, least: float) -> tuple[float, int]:
-    """Median seconds of the calls that fill `least` seconds, and how many; of several, the first only warms up."""
+    """Median seconds of the calls that fill `least` seconds, and how many."""
     call, taken = _prepared[work], list[float]()
+    if work.flops <= LONG:
+        call()
     start = now = time.perf_counter()
     while not taken or now - start < least:
         call()
         taken.append(time.perf_counter() - now)
         now += taken[-1]
-    counted = taken[1:] or taken
-    return statistics.median(counted), len(counted)
+    return statistics.median(taken), len(taken)
 
 
 # ---- in the process that asks

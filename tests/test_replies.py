@@ -1,0 +1,65 @@
+"""What the process of a candidate sends is read as data: all that is honest arrives, nothing else runs."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refattn.calling import Answer, Plan
+from refattn.dtypes import FORMATS
+from refattn.precision import preset
+from refattn.replies import Forged, received
+
+
+class Pipe:
+    def __init__(self, message: Any, protocol: int = pickle.DEFAULT_PROTOCOL) -> None:
+        self.data = message if isinstance(message, bytes) else pickle.dumps(message, protocol)
+
+    def recv_bytes(self) -> bytes:
+        return self.data
+
+
+def reply(message: Any, protocol: int = pickle.DEFAULT_PROTOCOL) -> Any:
+    return received(Pipe(message, protocol))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("protocol", range(3, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("dtype", [*FORMATS, "bool"])
+def test_an_honest_answer_arrives(dtype: str, protocol: int) -> None:
+    kind = FORMATS[dtype].dtype if dtype in FORMATS else np.dtype(dtype)
+    whole = np.arange(12).reshape(3, 4).astype(kind)
+    for x in (whole, whole[::2, 1:], np.asfortranarray(whole), whole[:0], whole[1, 1].reshape(())):
+        found = reply(Answer("answer", {"out": x}, ("a fault",), "text", 0.5), protocol)
+        assert found.findings == ("a fault",) and found.outputs["out"].dtype == kind
+        assert np.array_equal(found.outputs["out"], x)
+
+
+def test_a_plan_arrives() -> None:
+    plan = Plan(precision=preset("bfloat16"), failure=Answer("error", text="why"))
+    assert reply(plan) == plan
+
+
+class Evil:
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Evil(os.getcwd, ()), Evil(exec, ("raise SystemExit",)), Evil(getattr, (np, "load")), Evil(np.load, ("x",)),
+        Answer("answer", {"out": Evil(os.getcwd, ())}), Plan(precision=Evil(eval, ("1",))),
+        b"cnumpy\nndarray.__class__\n.", b"crefattn.judge\nratios\n.", b"", b"no pickle", pickle.dumps(1)[:-1],
+        Answer("answer", {"out": [1.0]}), Answer("answer", np.zeros(3)), Answer("answer", {"out": 3}),
+    ],
+)  # fmt: skip
+def test_what_is_no_answer_is_refused(message: Any) -> None:
+    with pytest.raises(Forged, match="^sent "):
+        reply(message)
