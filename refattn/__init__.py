@@ -17,6 +17,7 @@ from .oracle import (
 
 if TYPE_CHECKING:
     from .asserting import assert_attention
+    from .judging import judge_arrays
 
 __all__ = [
     "Attention",
@@ -26,15 +27,20 @@ __all__ = [
     "attention",
     "attention_grad",
     "attention_scores",
+    "judge_arrays",
     "multi_head_attention",
     "scaled_dot_product_attention",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """`assert_attention` is imported when it is asked for: it brings the judge along."""
-    if name != "assert_attention":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .asserting import assert_attention
+    """`assert_attention` and `judge_arrays` are imported when they are asked for: they bring the judge along."""
+    if name == "assert_attention":
+        from .asserting import assert_attention
 
-    return assert_attention
+        return assert_attention
+    if name == "judge_arrays":
+        from .judging import judge_arrays
+
+        return judge_arrays
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,7 @@ import numpy as np
 
 from .aggregate import suspicions
 from .calling import Answer
-from .case import NAMES, Cache, Case, Packed
+from .case import GRADIENTS, NAMES, Cache, Case, Packed
 from .dropout import fraction_is_plausible
 from .dtypes import round_to
 from .inputs import Problem
@@ -300,7 +300,7 @@ def _undeclared(
 ) -> tuple[str, ...]:
     """Name the conventions each of which explains a failing output in full, if together they explain all.
 
-    What leaks is NaN: no other number is excused by it.
+    What leaks is NaN, and what comes of a row that is NaN: no other number is excused by it.
     """
     left = list(failing)
     found: dict[str, str] = {}
@@ -309,8 +309,9 @@ def _undeclared(
             continue
         under = truth(problem, precision, Conventions(**{**declared, **change}))
         explained = [name for name in left if _output(name, got[name], under[name]).passed]
-        if any(name.startswith("masked") for name in change):
-            explained = [name for name in explained if _nan_alone(got[name], expected[name])]
+        spreads = NAMES if any(n.startswith("masked") for n in change) else GRADIENTS
+        if "leaks" in change.values() or "nan" in change.values():
+            explained = [n for n in explained if n not in spreads or _nan_alone(got[n], expected[n])]
         if explained:
             found.update(change)
             left = [name for name in left if name not in explained]

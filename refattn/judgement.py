@@ -104,7 +104,7 @@ class Question:
 def looks_like(verdict: Verdict) -> tuple[str, ...]:
     """Which bug a failure looks like, or where it is, in lines; there is but this one, so that the search may take a
     while: at most 8 seconds of processor time."""
-    return Suspects(seconds=16.0, largest=_SEARCHED).watch(verdict)
+    return Suspects(seconds=64.0, largest=_SEARCHED).watch(verdict)
 
 
 def _not_too_large(problem: Problem) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from .calling import Local
 from .case import Case
 from .cases import CASES
-from .diagnose import Suspects
+from .diagnose import Suspects, merged_diagnoses
 from .examine import examine
 from .expected import expected_failures, shipped
 from .implementation import wrap
@@ -66,7 +66,7 @@ class Examination:
             "counts": dict(self.counts),
             "found": [f"{row.name}: {row.found}" for row in rows],
             "mismatches": [str(row) for row in rows if not row.fits],
-            "diagnoses": [list(self.suspects.lines())],
+            "diagnoses": [self.suspects.findings()],
         }
 
 
@@ -112,7 +112,7 @@ def merged(findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         one = whole.setdefault(found["name"], {**found, "counts": {}, "diagnoses": []})
         for status, n in found["counts"].items():
             one["counts"][status] = one["counts"].get(status, 0) + n
-        one["diagnoses"] += [lines for lines in found["diagnoses"] if lines and lines not in one["diagnoses"]]
+        one["diagnoses"] += found["diagnoses"]
     return list(whole.values())
 
 
@@ -132,6 +132,5 @@ def summary(found: Mapping[str, Any]) -> list[str]:
     lines = [f"{found['name']}{about}: {counts}"]
     lines += textwrap.wrap(f"found: {'; '.join(found['found'])}", 100, subsequent_indent="  ", break_long_words=False)
     lines += [f"mismatch: {text}" for text in found["mismatches"]]
-    for diagnosis in found["diagnoses"]:
-        lines += [f"{'           ' if n else 'diagnosis: '}{line}" for n, line in enumerate(diagnosis)]
-    return lines
+    diagnosis = merged_diagnoses(found["diagnoses"])
+    return lines + [f"{'           ' if n else 'diagnosis: '}{line}" for n, line in enumerate(diagnosis)]

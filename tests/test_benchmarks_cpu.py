@@ -82,7 +82,7 @@ def test_flops() -> None:
     assert Work("backward", "float32", False, 100, 64, B=3).flops == 2.5 * forward
     assert Work("both", "float32", True, 100, 64, B=3).flops == 3.5 * forward / 2
     assert Work("forward", "float32", False, 100, 64, B=3, Hkv=2, Lq=1).flops == forward / 100
-    assert Ceiling("matmul", "float32").flops == 2 * 1536**3
+    assert Ceiling("matmul", "float32").flops == 2 * 1024**3
 
 
 def test_rows() -> None:

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 import test_cli
+from few_hypotheses import few_hypotheses  # noqa: F401
 from test_cli import BASIC, MASKED, Run
 
 from refattn import cli, expected

@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import candidates
 import numpy as np
 import pytest
+from few_hypotheses import few_hypotheses  # noqa: F401
 from test_worker import ends
 
 from refattn import cli

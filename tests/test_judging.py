@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+import refattn
 from refattn import cli, streaming
 from refattn.calling import call
 from refattn.cases import CASES, by_id
@@ -97,6 +98,10 @@ def test_honest_passes_and_the_smallest_excess_fails(
     (o,) = (o for o in wrong.outputs if not o.passed)
     assert (wrong.status, o.name, o.index, o.failing) == ("failed", name, index, 1)
     assert ask(x | {name: np.full_like(x[name], np.nan)}).status == "failed"
+
+
+def test_the_package_has_it() -> None:
+    assert refattn.judge_arrays is judge_arrays
 
 
 def test_mask_as_array_is_the_mask() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import candidates
 import pytest
+from few_hypotheses import few_hypotheses  # noqa: F401
 
 from refattn.cases import CASES
 from refattn.session import merged, summary
@@ -197,14 +199,25 @@ def test_with_xdist(pytester: pytest.Pytester) -> None:
 
 
 def test_what_several_processes_found_is_made_one() -> None:
-    one = {"name": "a:b", "about": "b 1", "counts": {"failed": 2, "passed": 3}, "found": ["lse base: e"]}
-    one |= {"mismatches": [], "diagnoses": [["a bug", "of all"]]}
-    other = {**one, "counts": {"failed": 1}, "diagnoses": [["another bug"]]}
-    found = merged([one, other, other, {**one, "name": "c:d", "diagnoses": [[]]}])
-    assert [summary(x) for x in found] == [
-        ["a:b (b 1): 4 failed, 3 passed", "found: lse base: e", "diagnosis: a bug", "           of all",
-         "diagnosis: another bug"],
-        ["c:d (b 1): 2 failed, 3 passed", "found: lse base: e"],
+    def part(failing: int, first: str, cases: int, exact: bool = False, **notes: int) -> dict[str, Any]:
+        one = {"name": "a:b", "about": "b 1", "counts": {"failed": failing, "passed": 3}, "found": ["lse base: e"]}
+        found = {"lines": ["its own"], "failing": failing, "first": first, "cases": cases, "exact": exact}
+        return {**one, "mismatches": [], "diagnoses": [{**found, "notes": notes}]}
+
+    def told(*parts: dict[str, Any]) -> list[str]:
+        (found,) = merged(parts)
+        return summary(found)[2:]
+
+    assert summary(merged([part(2, "", 0), part(1, "", 0)])[0]) == [
+        "a:b (b 1): 3 failed, 6 passed", "found: lse base: e", "diagnosis: no bug of the catalogue explains it",
+    ]  # fmt: skip
+    assert told(part(2, "x (one)", 2)) == ["diagnosis: its own"]
+    assert told(part(2, "x (one)", 2, True), part(3, "x (one)", 3, True)) == [
+        "diagnosis: your output is attention with this bug: x (one)", "           it explains all failing cases",
+    ]  # fmt: skip
+    assert told(part(2, "x (one)", 2, True), part(4, "y (two)", 3), part(1, "x (one)", 1, another=1)) == [
+        "diagnosis: 3 of 7 failing cases look like this bug: y (two)",
+        "           3 of 7 failing cases look like this bug: x (one)", "           1 of 7 failing cases: another",
     ]  # fmt: skip
 
 

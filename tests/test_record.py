@@ -18,6 +18,7 @@ from typing import Any
 
 import candidates
 import pytest
+from few_hypotheses import few_hypotheses  # noqa: F401
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,8 +26,6 @@ from refattn import record
 from refattn.case import Case
 from refattn.cases import CASES, by_id
 from refattn.conform import Report, run
-from refattn.diagnose import suspects
-from refattn.diagnose.hypothesis import hypotheses
 from refattn.implementation import Implementation, implementation
 from refattn.judge import Output, Verdict
 from refattn.laws import rows
@@ -39,13 +38,6 @@ IDS = ("full-tiny-f32", "causal-tiny-f32", "causal-br-1x2-f32", "causal-f64", "s
 SUITE = tuple(map(by_id, IDS))
 FAILING = {"causal-tiny-f32", "causal-f64"}
 posix = pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL and fcntl")
-
-
-@pytest.fixture(autouse=True)
-def few_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them take a second for each failure."""
-    few = tuple(h for h in hypotheses() if "causal_ignored" in h.name)
-    monkeypatch.setattr(suspects, "hypotheses", lambda: few)
 
 
 class Counted:

@@ -53,12 +53,20 @@ def _case(n: int) -> Case:
 def _certified(problem: Problem) -> dict[str, Array]:
     case, x = problem.case, problem.logical
     scale = case.D**-0.5 if case.scale is None and case.D else case.scale
+    visible, mod = case.visibility.tile(), SCORE_MODS.get(case.score_mod or "")
+    hides = None if mod is None or mod.hides is None else np.broadcast_to(mod.hides(*_place(case)), visible.shape)
     made = certify(
-        x["q"], x["k"], x["v"], visible=case.visibility.tile(), bias=x.get("bias"), scale=scale, softcap=case.softcap,
-        sinks=x.get("sinks"), score_mod=case.score_mod, dropout=case.dropout, keep=x.get("keep"),
-        dout=x.get("dout"), dlse=x.get("dlse"), matrices=True, bits=256,
+        x["q"], x["k"], x["v"], visible=visible if hides is None else visible & ~hides, bias=x.get("bias"), scale=scale,
+        softcap=case.softcap, sinks=x.get("sinks"), score_mod=case.score_mod if hides is None else None,
+        dropout=case.dropout, keep=x.get("keep"), dout=x.get("dout"), dlse=x.get("dlse"), matrices=True, bits=256,
     )  # fmt: skip
+    if hides is not None:
+        made.balls["capped"][hides] = None
     return made.balls
+
+
+def _place(case: Case) -> Any:
+    return np.ogrid[: case.B, : case.H, : case.Lq, : case.Lk]
 
 
 def _differ(one: Any, other: Any) -> bool:

@@ -21,10 +21,12 @@ from collections.abc import Iterable, Sequence
 from ..case import Case
 from ..judge import Verdict
 from .diagnosis import Diagnosis
+from .evidence import can_be_evaluated
 from .match import Trial
-from .suspects import Suspects, can_be_evaluated
+from .merging import merged as merged_diagnoses
+from .suspects import Suspects
 
-__all__ = ["Diagnosis", "Suspects", "diagnose"]
+__all__ = ["Diagnosis", "Suspects", "diagnose", "merged_diagnoses"]
 
 
 def diagnose(

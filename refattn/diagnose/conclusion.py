@@ -30,40 +30,37 @@ def conclude(
     """What explains all, or the most; none if nothing does.
 
     `counts` says of how many of a sample of the trials, `against` which cases that passed contradict it, `broad`
-    how many more may do so; `excused` are failures that a convention explains.  Nothing is exact if these are most,
-    and it does not explain them too.
+    how many more may do so; `excused` are failures that a convention explains.  Exact is what explains these too.
     """
     n = len(sample)
     where = {h: condition([t.case for t in sample if t.match(h).nearly], cases) for h, cases in against.items()}
     worth = {h: counts[h] - _lost(counts[h], n, len(against[h]), where[h]) for h in against}
     worth = {h: k - 0.6 * (h.family is not None or h.narrow == 2) for h, k in worth.items()}  # it has more to fit by
+    worth = {h: k if not h.vague or h.narrow else 0.0 if against[h] else k / 2 for h, k in worth.items()}
     place = {h: at for at, h in enumerate(hypotheses())}  # the simplest come first
     shares = {h: _share(h, sample) if h.rounding else 1.0 for h in against}
     simple = {
-        h: (round(math.log2(1 + broad[h])), h.narrow, h.vague and not h.narrow, -shares[h], richness(h),
+        h: (round(math.log2(1 + broad[h])), h.narrow, bool(h.part), h.vague and not h.narrow, -shares[h], richness(h),
             place.get(h, len(place)))
         for h in against
     }  # fmt: skip
     ranked = sorted(against, key=lambda h: (-worth[h], *simple[h]))
-    exact = [h for h in ranked if counts[h] == n and not h.members and _uncontradicted(h, against[h], where[h])]
-    exact = exact if exact and exact[0] == ranked[0] else [h for h in exact if not against[h]]
+    exact = [h for h in ranked if counts[h] == n and not h.members and not against[h]]
     exact.sort(key=lambda h: (h.rounding, *simple[h]))
-    exact = list(islice((h for h in exact if _explains_all(h, trials)), NAMED))
-    exact = [h for h in exact if not h.rounding and bool(against[h]) == bool(against[exact[0]])] or exact[:1]
-    if exact and len(also := [t for t in excused if t.match(exact[0]).nearly]) >= len(excused) - len(trials):
-        first = exact[0]
+    every = (*trials, *excused)
+    exact = list(islice((h for h in exact if _explains_all(h, every)), NAMED))
+    exact = [h for h in exact if not h.rounding] or exact[:1]
+    if exact and failing - len(every) <= len(every) / 10:
+        within = sum(t.match(exact[0]).explains for t in every)
         return Diagnosis(
-            tuple(exact), cases=sum(t.match(first).explains for t in (*trials, *also)), failing=failing,
-            looked=len(trials) + len(excused), share=_share(first, sample), against=len(against[first]),
-            where=where[first],
-        )  # fmt: skip
-    best = next((h for h in ranked if counts[h] >= HALF * n), None)
+            tuple(exact), cases=within, failing=failing, looked=len(every), share=_share(exact[0], sample)
+        )
+    best = next((h for h in ranked if counts[h] >= HALF * n and worth[h] > 0), None)
     if best is None:
         return None
     rest = [t for t in sample if not t.match(best).nearly]
     others = sorted(counts, key=lambda h: -sum(t.match(h).explains for t in rest))
     second = [h for h in others[:1] if sum(t.match(h).explains for t in rest) > max(1, n / 8)]
-    every = (*trials, *excused)
     told = [(best, sum(t.match(best).nearly for t in every))]
     told += [(h, sum(t.match(h).explains for t in every if not t.match(best).nearly)) for h in second]
     return Diagnosis(
@@ -82,11 +79,6 @@ def _lost(count: int, n: int, against: int, where: Condition | None) -> float:
 def _explains_all(h: Hypothesis, trials: Sequence[Trial]) -> bool:
     found = [t.match(h) for t in takewhile(lambda t: t.match(h).nearly, trials)]
     return len(found) == len(trials) and sum(not m.explains for m in found) <= len(trials) / 10
-
-
-def _uncontradicted(h: Hypothesis, against: Sequence[Case], where: Condition | None) -> bool:
-    """Whether no case that passed speaks against it, or a condition tells those apart beyond doubt."""
-    return not against or (where is not None and where.sure and not (h.narrow or h.vague or h.rounding))
 
 
 def closest(near: Iterable[Hypothesis], asked: Sequence[Trial], failing: int) -> Diagnosis:

@@ -13,6 +13,9 @@ __all__ = ["Condition", "condition"]
 SURE = 0.02
 """A condition is no accident if one of so many would tell the cases apart with at most this probability."""
 
+SAID = 4
+"""It is not said at all if so many would do so by accident."""
+
 
 @dataclass(frozen=True)
 class Condition:
@@ -20,6 +23,9 @@ class Condition:
 
     words: str
     sure: bool
+
+    def __str__(self) -> str:
+        return f"cases {self.words}"
 
 
 def condition(failing: Sequence[Case], against: Sequence[Case]) -> Condition | None:
@@ -29,8 +35,10 @@ def condition(failing: Sequence[Case], against: Sequence[Case]) -> Condition | N
     found = list(_common(failing, against))
     accidents = len(found) / comb(len(failing) + len(against), len(against))
     alone = [words for words, others in found if not others]
-    if alone:
+    if alone and accidents <= SAID:
         return Condition(alone[0], accidents <= SURE and len(alone) == 1)
+    if accidents * len(found) > SAID:
+        return None
     first, left = min(found, key=lambda x: len(x[1]), default=("", frozenset(against)))
     for words, others in found:
         if not left & others:
@@ -40,11 +48,12 @@ def condition(failing: Sequence[Case], against: Sequence[Case]) -> Condition | N
 
 def _common(failing: Sequence[Case], against: Sequence[Case]) -> Iterator[tuple[str, frozenset[Case]]]:
     """What all that fail have in common, the likeliest first, and the others that have it too."""
-    ours_, theirs_ = [_features(c) for c in failing], [_features(c) for c in against]
-    for word in sorted(frozenset.intersection(*ours_)):
-        yield word, frozenset(c for c, told in zip(against, theirs_, strict=True) if word in told)
-    for word in sorted(frozenset().union(*theirs_) - frozenset().union(*ours_)):
-        yield f"no {word}", frozenset(c for c, told in zip(against, theirs_, strict=True) if word not in told)
+    told = {c: _features(c) for c in (*failing, *against)}
+    for word in sorted(frozenset.intersection(*(told[c] for c in failing))):
+        yield f"with {word}", frozenset(c for c in against if word in told[c])
+    absent = frozenset().union(*(told[c] for c in against)) - frozenset().union(*(told[c] for c in failing))
+    for word in sorted(absent):
+        yield f"without {word}", frozenset(c for c in against if word not in told[c])
     for name in _sizes(failing[0]):
         ours, theirs = ([_sizes(c)[name] for c in cases] for cases in (failing, against))
         least, most = min(ours), max(ours)
@@ -52,11 +61,11 @@ def _common(failing: Sequence[Case], against: Sequence[Case]) -> Iterator[tuple[
         more = min((n for n in theirs if n > most), default=most)
         if fewer < least:
             powers = [2**k for k in range(20) if fewer <= 2**k < least]
-            words = f"more than {powers[0]} {name}" if len(powers) == 1 else f"at least {least} {name}"
+            words = f"with more than {powers[0]} {name}" if len(powers) == 1 else f"with at least {least} {name}"
             yield words, frozenset(c for c, n in zip(against, theirs, strict=True) if n >= least)
         if more > most:
             powers = [2**k for k in range(20) if most <= 2**k < more]
-            words = f"at most {powers[0] if len(powers) == 1 else most} {name}"
+            words = f"with at most {powers[0] if len(powers) == 1 else most} {name}"
             yield words, frozenset(c for c, n in zip(against, theirs, strict=True) if n <= most)
 
 

@@ -8,7 +8,10 @@ import numpy as np
 
 from ..inputs import Problem
 
-__all__ = ["Array", "Inputs", "product", "safe", "wide"]
+__all__ = ["ANYTHING", "Array", "Inputs", "product", "safe", "wide"]
+
+ANYTHING = 2.0**127
+"""In an answer: memory that was never written, which may hold any number."""
 
 Array = np.ndarray[Any, Any]
 

@@ -44,21 +44,20 @@ class Diagnosis:
 
     def lines(self) -> list[str]:
         """What to say of it."""
-        alone = f", in cases with {self.where.words} alone" if self.where is not None and self.where.sure else ""
         if self.found:
             first, *others = self.found
             some = f"{self.cases} of the {self.failing} failing cases"
             looked = some if self.cases < self.failing else "all failing cases"
             how = f"{self.share:.0%} of the squared error of {looked}" if first.rounding else f"{looked} within bound"
-            lines = [f"your output is attention with this bug: {first}{alone}", f"it explains {how}{self._unseen()}"]
+            lines = [f"your output is attention with this bug: {first}", f"it explains {how}{self._unseen()}"]
             lines += [f"the cases cannot tell it from: {h}" for h in others[:OTHERS]]
             return lines + (["nor from others"] if len(others) > OTHERS else [])
         if self.likely:
-            lines = [f"{n} of {self.failing} failing cases look like this bug: {h}{alone if not at else ''}"
-                     for at, (h, n) in enumerate(self.likely)]  # fmt: skip
-            lines[0] += self._unseen()
-            if self.against > self.likely[0][1] / 8 and not alone:
-                where = f"; it may be in cases with {self.where.words} alone" if self.where is not None else ""
+            lines = [f"{n} of {self.failing} failing cases look like this bug: {h}" for h, n in self.likely]
+            sure = self.where is not None and self.where.sure
+            lines[0] += f", in {self.where} alone" * sure + self._unseen()
+            if self.against > self.likely[0][1] / 8 and not sure:
+                where = "" if self.where is None else f"; it may be in {self.where} alone"
                 lines.append(f"but {self.against} cases that passed speak against it{where}")
             return lines
         if self.closest is not None:

@@ -17,10 +17,12 @@ from ..judge import Verdict
 from ..memory import take_answer
 from ..precision import Precision
 from ..truth import Expected
-from .distances import capped, grown, largest_of_row, roundings, step
+from .dense import ANYTHING
+from .distances import grown, largest_of_row, roundings, step
 from .hypothesis import LOOPS, Hypothesis
 from .model import LOG2E, Inputs, Model
 from .regions import KEYS, REGIONS, ROWS, within
+from .worst import Worst
 
 __all__ = ["FORWARD", "HALF", "Match", "Trial"]
 
@@ -32,10 +34,6 @@ NEAR = 0.3
 BITS = 0.9
 """A loss of bits explains a case with this share: a rounding more or less goes the other way."""
 ALL = 0.999
-NEARER = 0.7
-"""So much of an error may be left of one that comes clearly nearer: half of the squared error."""
-SLIGHT = 2.0**-5
-"""An error of a row, relative to its largest number, that a loss of bits may come to."""
 FORWARD = frozenset({"out", "lse", "scores", "capped", "biased", "weights"})
 
 
@@ -182,6 +180,14 @@ class Trial:
         if any(not self._right[n].all() for n in found):
             self.partly[h] = found
 
+    def _solved(self, h: Hypothesis, contract: Precision | None, names: frozenset[str]) -> Mapping[str, Array]:
+        """The answer of a hypothesis; what it never wrote is what was returned."""
+        exact = h.solve(self.inputs, contract, names)
+        if not h.vague:
+            return exact
+        return {n: x if x.shape != self.got[n].shape else np.where(x == ANYTHING, self.got[n], x)
+                for n, x in exact.items() if n in self.got}  # fmt: skip
+
     def _match(self, h: Hypothesis) -> Match:
         names = frozenset(self.got)
         forward = names & FORWARD
@@ -190,8 +196,8 @@ class Trial:
         first = forward if self.failing & FORWARD else names
         arithmetic = self.contract if h.rounding else None
         try:
-            exact = h.solve(self.inputs, arithmetic, first)
-            nearer = self._nearer(exact)
+            exact = self._solved(h, arithmetic, first)
+            nearer = self.worst.nearer(exact)
             if nearer < HALF:
                 return NONE
             found = self._fit(h, exact, exact, first)
@@ -199,63 +205,24 @@ class Trial:
                 self._note(h, exact, first)
             if not found.explains and found.share < NEAR:
                 return found
-            promised = exact if h.rounding else h.solve(self.inputs, self.contract, first)
+            promised = exact if h.rounding else self._solved(h, self.contract, first)
             found = self._fit(h, exact, promised, first)
             if not found.explains or first == names:
                 return found
-            exact = h.solve(self.inputs, arithmetic, names)
-            promised = exact if h.rounding else h.solve(self.inputs, self.contract, names)
+            exact = self._solved(h, arithmetic, names)
+            promised = exact if h.rounding else self._solved(h, self.contract, names)
             return replace(self._fit(h, exact, promised, names), forward=True)
         except Exception:  # it needs other inputs than these, as the angles of a rotation, which a dump has not
             return NONE
 
     @cached_property
-    def _worst(self) -> dict[str, tuple[Array, Array, Array]]:
-        """Of each failing output the places of its worst elements, what was returned there, and how far off it is."""
-        found = {}
-        for name in self.failing:
-            e, got = self.expected[name], self.got[name]
-            with np.errstate(all="ignore"):
-                wrong = np.where(got == e.value, 0, np.abs(got - e.value))  # 0 of -inf too
-                units = np.where(np.isfinite(wrong), wrong / (e.hi - e.lo), np.inf)
-            free = e.ignored | (e.nonfinite & ~np.isfinite(got))
-            units = np.where(free | (self.excused & np.isnan(got)), -1, units).ravel()
-            at = np.argsort(units)[-32:]
-            at = at[units[at] > 0.5]  # outside of the bound
-            found[name] = at, got.ravel()[at], capped(wrong.ravel()[at])
-        return found
-
-    @cached_property
-    def slight(self) -> bool:
-        """Whether all that is wrong is off by less than the largest number of its row is in a few bits."""
-        for name in self.failing & set(self.got):
-            e, got = self.expected[name], self.got[name]
-            with np.errstate(all="ignore"):
-                off = np.where(self._right[name] | (got == e.value), 0, np.abs(got - e.value))
-            size = np.broadcast_to(largest_of_row(np.abs(e.value)) if name != "lse" else 1.0, off.shape)
-            if not (off <= SLIGHT * size).all():  # NaN too
-                return False
-        return True
+    def worst(self) -> Worst:
+        return Worst({n: self.got[n] for n in self.failing}, self.expected, self.excused)
 
     @cached_property
     def _excused_alone(self) -> bool:
         """Whether all that is wrong is NaN that may have come from a hidden input: only NaN explains it."""
-        return self.excused and not any(at.size for at, _, _ in self._worst.values())
-
-    def _nearer(self, exact: Mapping[str, Array]) -> float:
-        """The share of the worst elements that an answer brings clearly nearer, of the output that fares worst."""
-        least = 1.0
-        for name, (at, got, wrong) in self._worst.items():
-            if name not in exact or not at.size:
-                continue
-            if exact[name].shape != self.got[name].shape:
-                return 0.0
-            answer = exact[name].ravel()[at]
-            with np.errstate(all="ignore"):
-                both = ~np.isfinite(answer) & ~np.isfinite(got)
-                off = np.where((answer == got) | both, 0, capped(np.abs(answer - got)))
-            least = min(least, float((off <= NEARER * wrong).mean()))
-        return least
+        return self.excused and not self.worst
 
     def _fit(
         self, h: Hypothesis, exact: Mapping[str, Array], promised: Mapping[str, Array], names: Iterable[str]

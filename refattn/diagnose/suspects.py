@@ -9,23 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from ..case import GRADIENTS, NAMES, Case
+from ..case import GRADIENTS, Case
 from ..judge import Verdict
 from ..localise import localise
 from .conclusion import closest, conclude
+from .conditions import condition
 from .diagnosis import Diagnosis
+from .evidence import SCORES, bare, can_be_evaluated, named, scores, short
 from .hypothesis import Hypothesis, hypotheses, whole_family
 from .match import FORWARD, HALF, Trial
 from .order import by_plausibility, spread
 from .passed import would_be_noticed
 
-__all__ = ["Suspects", "can_be_evaluated"]
+__all__ = ["SCORES", "Suspects"]
 
-Array = np.ndarray[Any, Any]
-SCORES = 2**18
-"""a case with more scores than this is not evaluated again"""
 SEARCHED = 2**13
 """All hypotheses are asked of cases of no more scores, if there are any."""
 MOST_LOCATED = 5
@@ -54,7 +51,8 @@ PASSED = 16
 class Suspects:
     """Watches the verdicts of a run: says what a failure looks like, and in the end what all of them are.
 
-    `seconds` of processor time go to the failures as they come, and as many to what they have in common.
+    `seconds` of processor time go to what failures have in common; a quarter of it to them as they come, and half of
+    that to each.
     """
 
     seconds: float = 6.0
@@ -87,10 +85,10 @@ class Suspects:
         if verdict.status != "failed":
             return ()
         self.failing += 1
-        known = _known(verdict)
+        known = named(verdict)
         backward = all(o.passed or o.name in GRADIENTS for o in verdict.outputs)
         where = ", in gradients alone" if backward else ""
-        self.known.update(told := [_short(n, where) for n in known])
+        self.known.update(told := [short(n, where) for n in known])
         if backward:  # which more often is a row that comes to nothing by an accident of its weights
             known = [n for n in known if "empty_rows" not in n]
         conventions = [n for n in known if n.startswith("undeclared") and "unless it reads" not in n]
@@ -98,7 +96,7 @@ class Suspects:
             return ()
         hypotheses()  # made once, on no account
         begun = time.thread_time()
-        trial = Trial(_bare(verdict))
+        trial = Trial(bare(verdict))
         kept = self.excused if conventions else self.trials
         if len(kept) < (KEPT if scores(verdict.case) > SEARCHED else MOST_KEPT):
             kept.append(trial)
@@ -132,7 +130,7 @@ class Suspects:
         self.searched.add(trial.case.id)
         found: list[Hypothesis] = []
         failed = [t.case for t in self.trials] or [trial.case]
-        every = by_plausibility(failed, self.passed, bool(trial.failing & FORWARD), trial.slight)
+        every = by_plausibility(failed, self.passed, bool(trial.failing & FORWARD), trial.worst.slight)
         every.sort(key=lambda row: row[1] in self.asked)
         last, regional, asked = math.inf, 0, set[Hypothesis]()
         for at, (against, h) in enumerate(every):
@@ -163,21 +161,36 @@ class Suspects:
 
     def lines(self) -> tuple[str, ...]:
         """What explains the failures that were kept; nothing if none can be evaluated."""
-        found = self.diagnosis() if self.trials else None
-        lines = [] if found is None else found.lines()
-        first = None if found is None else found.first
+        return tuple(self.findings()["lines"])
+
+    def findings(self) -> dict[str, Any]:
+        """The lines, and plain data of which `merging.merged` makes one of several processes' findings."""
+        found = self.diagnosis() if self.trials else Diagnosis()
+        first = found.first
         also = Counter(n for told, t in self.noted if first is not None and t.match(first).nearly for n in told)
-        explained = 0 if found is None else found.cases
         known = sorted((row for row in self.known.items() if self._consistent(*row)), key=lambda row: -row[1])[:2]
-        ahead: list[str] = []
-        after: list[str] = []
+        notes = {}
         for note, n in known:
-            most, convention = n >= HALF * self.failing, note.startswith("undeclared")
-            if explained >= n and (not convention or (not most and also[note] == n)):
+            convention, most = note.startswith("undeclared"), n >= HALF * self.failing
+            if found.cases >= n and (not convention or (not most and also[note] == n)):
                 continue  # what explains it explains others too
-            leads = most and n > explained
-            (ahead if leads else after).append(f"{n} of {self.failing} failing cases: {note}")
-        return (*ahead, *lines, *after)
+            notes[note] = n
+        told = {note: f"{n} of {self.failing} failing cases: {note}" for note, n in notes.items()}
+        ahead = [told[note] for note, n in notes.items() if n >= HALF * self.failing and n > found.cases]
+        lines = [*ahead, *(found.lines() if self.trials else ()), *(x for x in told.values() if x not in ahead)]
+        lines += self._where() if self.trials and first is None and not ahead else []
+        return {
+            "lines": lines, "first": "" if first is None else str(first), "exact": bool(found.found),
+            "cases": found.cases, "failing": self.failing, "notes": notes,
+        }  # fmt: skip
+
+    def _where(self) -> list[str]:
+        """What fails, and in which cases, if nothing is known of it."""
+        names = sorted(frozenset().union(*(t.failing for t in self.trials)))
+        where = condition([t.case for t in self.trials], self.passed)
+        told = [f"in no output but {' and '.join(names)}"] if len(names) < 3 else []
+        told += [] if where is None else [f"in {where} alone"]
+        return [f"it fails {', '.join(told)}"] if told else []
 
     def _consistent(self, note: str, n: int) -> bool:
         """Whether a convention on empty rows is not an accident: most that fail are so, or none that has any passed."""
@@ -191,13 +204,13 @@ class Suspects:
         begun = time.thread_time()
         until, searching = begun + self.seconds, begun + self.seconds / 2
         sample = spread(self.trials, ASKED)
-        by_size = sorted(sample, key=lambda t: (any(_known(t.verdict)), scores(t.case)))
+        by_size = sorted(sample, key=lambda t: (any(named(t.verdict)), scores(t.case)))
         counts = self._counted(by_size, until)
         for trial in by_size:
-            best = max(counts.values(), default=0)
+            best = _most(counts)
             if best >= MOST * len(sample) or len(self.searched) >= 2 * SEARCHES or time.thread_time() > searching:
                 break
-            unexplained = not any(trial.match(h).explains for h, n in counts.items() if n == best)
+            unexplained = not any(trial.match(h).explains for h, n in counts.items() if n >= best and not h.vague)
             if trial.case.id not in self.searched and unexplained:
                 self._search(trial, searching)
                 counts = self._counted(by_size, until)
@@ -275,7 +288,7 @@ class Suspects:
         nearest = sorted(self.passed, key=lambda c: (-len(common & c.features()), scores(c)))
         best = sorted((h for h in counts if counts[h]), key=lambda h: -counts[h])[:40]
         against, broad = {}, {}
-        for h in (h for h in best if counts[h] >= HALF * max(counts.values())):
+        for h in (h for h in best if counts[h] >= HALF * _most(counts)):
             if time.thread_time() > until:
                 break  # what was not checked is not named
             told = list(filter(h.separates, nearest))
@@ -284,30 +297,6 @@ class Suspects:
         return against, broad
 
 
-def scores(case: Case) -> int:
-    return case.B * case.H * case.Lq * case.Lk
-
-
-def can_be_evaluated(verdict: Verdict) -> bool:
-    e = verdict.evidence
-    wrong = any(not o.passed for o in verdict.outputs)  # not only of a wrong dtype or shape
-    return e is not None and wrong and verdict.contract is not None and scores(verdict.case) <= SCORES
-
-
-def _known(verdict: Verdict) -> list[str]:
-    """The conventions and contracts that the judge named."""
-    return [n for n in verdict.notes if n.startswith(("undeclared", "within"))]
-
-
-def _short(note: str, where: str) -> str:
-    """A note without what is said of the case alone."""
-    return note.split(", unless")[0] + where * note.startswith("undeclared")
-
-
-def _bare(verdict: Verdict) -> Verdict:
-    """The verdict with the judged outputs alone as evidence."""
-    evidence = verdict.evidence
-    if evidence is None:
-        return verdict
-    got: Mapping[str, Array] = {n: x for n, x in evidence.got.items() if n in NAMES and n in evidence.expected}
-    return replace(verdict, evidence=replace(evidence, got=got))
+def _most(counts: Mapping[Hypothesis, int]) -> int:
+    """Of the failures, how many one explains that says why."""
+    return max((n for h, n in counts.items() if not h.vague), default=0)

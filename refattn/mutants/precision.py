@@ -137,7 +137,7 @@ class eager_undeclared(Rules):
         return replace(precision, scores=precision.inputs, weights_normalised=True)
 
 
-@mutant("precision", "", _of(*SIXTEEN), "scores_16_bit", caught="scores-f16-out-bf16", semantic=False)
+@mutant("precision", "antirez/h3.c#3", _of(*SIXTEEN), "scores_16_bit", caught="scores-f16-out-bf16", semantic=False)
 class q_scaled_in_16_bits(Rules):
     """q times scale is rounded to 16 bits beforehand, undeclared."""
 
@@ -234,7 +234,7 @@ class tanh_approximate(Rules):
 # what is stored
 
 
-@mutant("precision", "", always, "accumulator_16_bit", caught="blocks-x-k-lens-f16", semantic=False)
+@mutant("precision", "ROCm/aiter#5151", always, "accumulator_16_bit", caught="blocks-x-k-lens-f16", semantic=False)
 class stored_truncated(Rules):
     """What is returned is cut to its format, and not rounded."""
 

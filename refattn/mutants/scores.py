@@ -122,7 +122,10 @@ class softcap_after_bias(Rules):
         return super().logits(s + bias, softcap, None, visible, modify)
 
 
-@mutant("scale", "", lambda case: case.softcap is not None, "softcap_dropped", caught="scores-f16-out-bf16")
+@mutant(
+    "scale", "unslothai/unsloth-zoo#593", lambda case: case.softcap is not None, "softcap_dropped",
+    caught="scores-f16-out-bf16",
+)  # fmt: skip
 class softcap_not_multiplied_back(Rules):
     """Softcap is tanh(s / softcap), without the factor softcap."""
 

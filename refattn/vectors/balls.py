@@ -149,7 +149,7 @@ class _Solver:
             capped, bend = cap * tanh, 1 - tanh * tanh
         mod = None if case.score_mod is None else SCORE_MODS[case.score_mod]
         slope = 1 if mod is None else mod.slope(capped, *place)
-        capped = capped if mod is None else mod.value(capped, *place)
+        capped = capped if mod is None else mod(capped, *place)
         if mod is not None and mod.hides is not None:
             seen = seen & ~mod.hides(*place)
         biased = capped + balls(self.bias[b, h]) if "bias" in self.x else capped

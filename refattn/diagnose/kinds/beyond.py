@@ -157,15 +157,16 @@ class keys_taken(Model):
 
 @kind(
     lambda case, how: any(n % how.tile for n in case.lengths[1]) and case.rotary is case.score_mod is None,
-    tile=(16, 32, 64, 128),
+    tile=(16, 32, 64, 128), most={"": False, ", or of the longest": True},
 )  # fmt: skip
 class tail_counts(keys_taken):
-    """Keys past the end of an entry count to the end of its last tile of {tile}, as keys and values of zeros."""
+    """Keys past the end of an entry count to the end of its last tile of {tile}{most}, as keys and values of zeros."""
 
-    tile, how = 64, (False, False)
+    tile, most, how = 64, False, (False, False)
 
     def numbers(self) -> Array:
-        return _up(np.array(self.given.lengths[1]), self.tile)
+        n = np.array(self.given.lengths[1])
+        return np.minimum(_up(n, self.tile), self.given.Lk) if self.most else _up(n, self.tile)
 
     def arrays(self) -> dict[str, Array]:
         x, there = super().arrays(), np.arange(self.total()) < np.array(self.given.lengths[1])[:, None]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...case import Case
+from ..dense import ANYTHING
 from ..hypothesis import kind
 from ..model import Array
 from .bounds import Bounds
@@ -60,3 +61,50 @@ class left_early(Bounds):
             return np.array(self.given.lengths[1])[:, None, None] == 0
         self.rows = self.where
         return ~self.of_tile(self.seen.any(-1), lambda x: x.any(-1))
+
+
+AS_IT_WAS: dict[str, dict[str, float]] = {
+    "out and lse": {"out": ANYTHING, "lse": ANYTHING}, "out": {"out": ANYTHING}, "lse": {"lse": ANYTHING},
+    "out, lse and dq": {"out": ANYTHING, "lse": ANYTHING, "dq": ANYTHING}, "dq": {"dq": ANYTHING},
+}  # fmt: skip
+
+
+@kind(_may, "out lse dq", vague=True, same=("where", _same), where=WHERE, left=AS_IT_WAS)
+class left_as_it_was(left_early):
+    """{where} the kernel returns early: {left} stay as memory was, whatever it held."""
+
+
+@kind(
+    lambda case, how: not case.want.isdisjoint(how.left) and case.mask is not None, "out lse dq", vague=True,
+    left=AS_IT_WAS,
+)  # fmt: skip
+class rows_left_as_they_were(left_early):
+    """{left} of rows that see nothing stay as memory was, whatever it held."""
+
+    def nothing(self) -> Array:
+        return np.asarray(~self.seen.any(-1))
+
+
+PAST: dict[str, tuple[int, bool | str]] = {f"tile of {n}": (n, False) for n in (8, 16, 32, 64, 128)}
+PAST |= {f"tile of {n}, packed head by head": (n, "heads") for n in (16, 32, 64, 128)}
+PAST |= {f"tile of {n}, packed query by query": (n, True) for n in (16, 32, 64, 128)}
+
+
+def _past(case: Case, how: Any) -> bool:
+    size, packed = how.past
+    group = max(1, case.H // max(1, case.Hkv)) if packed else 1
+    return not case.want.isdisjoint(how.left) and any(n * group % size for n in case.lengths[0])
+
+
+@kind(_past, "out lse dq", vague=True, past=PAST, left=AS_IT_WAS)
+class last_rows_as_they_were(left_early):
+    """{left} of rows past the last whole {past} are not written, and hold whatever memory held."""
+
+    past: tuple[int, bool | str] = (64, False)
+
+    def nothing(self) -> Array:
+        (size, packed), case = self.past, self.given
+        group = max(1, case.H // max(1, case.Hkv)) if packed else 1
+        n, h, i = np.array(case.lengths[0])[:, None, None], np.arange(case.H)[:, None] % group, np.arange(case.Lq)
+        place = i + 0 * h if not packed else i * group + h if packed is True else h * n + i
+        return place >= n * group // size * size

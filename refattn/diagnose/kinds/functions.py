@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from ...case import Case
 from ...dtypes import FORMATS, round_to
 from ..hypothesis import always, kind
 from ..model import LOG2E, Array, Model, safe
@@ -83,6 +85,44 @@ EXPS: dict[str, Callable[[Array], Array]] = {
     "of an argument rounded to bfloat16": lambda x: np.exp(round_to(x, "bfloat16").astype(x.dtype)),
     "of an argument rounded to float16": lambda x: np.exp(round_to(x, "float16").astype(x.dtype)),
 }
+
+
+IN: dict[str, Any] = {"float32": np.float32, "float16": np.float16}
+
+
+def _narrower(case: Case, how: Any) -> bool:
+    return np.dtype(how.to).itemsize < FORMATS[case.dtype].dtype.itemsize
+
+
+@kind(_narrower, rounding=True, to=IN, of={"exp": "e", "tanh": "t", "the logarithm": "l", "exp and the logarithm": "el",
+      "the division": "d"})  # fmt: skip
+class function_in(Model):
+    """{of} is taken in {to}: argument and result have its bits, and its range."""
+
+    to: Any = np.float32
+    of = "e"
+
+    def attend(self, t: Array) -> State:
+        if "e" not in self.of:
+            return super().attend(t)
+        m = t.max(-1, initial=-np.inf)
+        p = np.exp((t - safe(m)[..., None]).astype(self.to)).astype(t.dtype)
+        return m, p.sum(-1), self.weighed(p)
+
+    def cap(self, s: Array, softcap: float) -> Array:
+        if "t" not in self.of:
+            return super().cap(s, softcap)
+        return np.asarray(softcap * np.tanh((s / softcap).astype(self.to)).astype(s.dtype))
+
+    def log(self, m: Array, z: Array) -> Array:
+        if "l" not in self.of:
+            return super().log(m, z)
+        return np.where(z == 0, -np.inf, safe(m) + np.log(z.astype(self.to)).astype(z.dtype))
+
+    def divided(self, o: Array, z: Array) -> Array:
+        if "d" not in self.of:
+            return super().divided(o, z)
+        return np.where(z == 0, 0, o.astype(self.to) / np.where(z == 0, 1, z).astype(self.to)).astype(o.dtype)
 
 
 def _poly(x: Array, coefficients: tuple[float, ...]) -> Array:

@@ -150,13 +150,16 @@ class stored_not_added(Held, Bounds):
         return np.broadcast_to(at + 0 * b, visited.shape)
 
 
-OVER: dict[str, int] = {f"tiles of {n} rows": n for n in (16, 32, 64, 128)} | {"heads": -1, "entries": -2}
+OVER: dict[str, tuple[int, bool]] = {f"tiles of {n} rows": (n, False) for n in (16, 32, 64, 128)}
+OVER |= {f"tiles of {n} rows, heads and entries": (n, True) for n in (16, 32, 64, 128)}
+OVER |= {"heads": (-1, False), "entries": (-2, False), "heads and entries": (-3, True)}
 
 
 def _sums(case: Case, how: Any) -> bool:
-    n = {-1: case.H if "dq" in how.of else case.Hkv, -2: case.B}.get(how.over, 0)
-    rows = case.Lq if "dq" in how.of else case.Lk
-    return not case.want.isdisjoint(how.of) and (n > 1 if how.over < 0 else rows > how.over)
+    heads, rows = (case.H, case.Lq) if "dq" in how.of else (case.Hkv, case.Lk)
+    size, all_ = how.over
+    n = case.B if size == -2 else heads * case.B ** (size == -3)
+    return not case.want.isdisjoint(how.of) and (n > 1 if size < 0 else rows > size)
 
 
 @kind(_sums, "dq dk dv", of=STORED, over=OVER)
@@ -164,19 +167,20 @@ class gradient_not_reset(Model):
     """The sum of {of} is not set back to 0: it goes on over {over}."""
 
     of: tuple[str, ...] = ("dk", "dv")
-    over = 64
+    over = 64, False
 
     def told(self, y: dict[str, Array]) -> dict[str, Array]:
         return y | {n: self.going_on(y[n]) for n in self.of if n in y}
 
     def going_on(self, x: Array) -> Array:
-        if self.over < 0:
-            return np.cumsum(x, 1 if self.over == -1 else 0)
+        size, all_ = self.over
+        if size in (-1, -2):
+            return np.cumsum(x, 1 if size == -1 else 0)
         n = x.shape[2]
-        more = -n % self.over
-        wide = np.pad(x, ((0, 0), (0, 0), (0, more), (0, 0)))
-        tiles = wide.reshape(*x.shape[:2], -1, self.over, x.shape[3])
-        return np.cumsum(tiles, 2).reshape(wide.shape)[:, :, :n]
+        size = n if size < 0 else size
+        wide = np.pad(x, ((0, 0), (0, 0), (0, -n % size), (0, 0)))
+        tiles = wide.reshape(*((-1,) if all_ else (*x.shape[:2], -1)), size, x.shape[3])
+        return np.cumsum(tiles, tiles.ndim - 3).reshape(wide.shape)[:, :, :n]
 
 
 @kind(

@@ -16,14 +16,14 @@ from .loops import LOOPS, PLAIN, SPLIT, State, Tiled, loops
 __all__: list[str] = []
 
 SIXTEEN = ("float16", "bfloat16")
-TO = ("bfloat16", "float16", "the 16 bits of the inputs")
+TO = ("bfloat16", "float16", "the 16 bits of the inputs", "float32")
 SIZES = (16, 32, 64, 128)
 
 
 def named(to: str, case: Case) -> str:
     """The format of a case; "" for none."""
     if to in FORMATS:
-        return to
+        return to if to != "float32" or "float64" in (case.dtype, case.out_dtype) else ""
     return case.dtype if case.dtype in SIXTEEN else case.out_dtype if case.out_dtype in SIXTEEN else ""
 
 
@@ -247,7 +247,7 @@ class partial_outputs_rounded(Model):
 @kind(
     always, rounding=True, what={"lse is": "lse", "the output is": "out", "the gradients are": "d",
     "all results are": ""},
-    how={"rounded": lambda x, to: round_to(x, to), "cut": cut}, to=(*TO, "float32"),
+    how={"rounded": lambda x, to: round_to(x, to), "cut": cut}, to=TO,
 )  # fmt: skip
 class result_rounded(Model):
     """{what} {how} to {to} on its way."""

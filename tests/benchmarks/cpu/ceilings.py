@@ -17,7 +17,7 @@ from .work import cores
 
 __all__ = ["CEILINGS", "Ceiling", "ceiling"]
 
-ROWS, READ, STEPS, CHAINS = 1536, 1 << 26, 1 << 22, 24
+ROWS, READ, STEPS, CHAINS = 1024, 1 << 26, 1 << 22, 24
 
 
 @dataclass(frozen=True)
