@@ -10,25 +10,24 @@ from __future__ import annotations
 import io
 import pickle
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from .calling import Answer, Description, Plan
+from .calling import Answer, Description, Kind, Plan
 from .dtypes import FORMATS
 from .precision import Conventions, Precision
 
 __all__ = ["Forged", "received"]
 
-_OURS = {(kind.__module__, kind.__name__): kind for kind in (Answer, Description, Plan, Precision, Conventions)}
+_OURS = {(kind.__module__, kind.__name__) for kind in (Answer, Description, Plan, Precision, Conventions)}
 _NUMPY = {("numpy", "ndarray"), ("numpy", "dtype")} | {
     (f"numpy.{core}.{module}", name)
     for core in ("core", "_core")
     for module, name in (("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer"))
 }
 _DTYPES = {(form.dtype.type.__module__, form.dtype.type.__name__) for form in FORMATS.values()}
-_PLAIN = {("builtins", name) for name in ("frozenset", "set", "bytearray", "complex")}
-_KNOWN = {*_OURS, *_NUMPY, *_DTYPES, *_PLAIN}
+_KNOWN = {*_OURS, *_NUMPY, *_DTYPES, ("builtins", "frozenset")}
 
 
 class Forged(Exception):
@@ -51,8 +50,14 @@ def received(pipe: Connection[Any, Any]) -> Any:
         raise
     except Exception as error:
         raise Forged(f"sent what is no answer: {type(error).__name__}") from None
-    if type(reply) is Answer and not (
-        type(reply.outputs) is dict and all(type(x) is np.ndarray for x in reply.outputs.values())
-    ):
-        raise Forged("sent an answer that is not of arrays")
+    if type(reply) is Answer and not _plain(reply):
+        raise Forged("sent an answer that is not of arrays and words")
+    if type(reply) not in (Answer, Description, Plan, str):
+        raise Forged(f"sent a {type(reply).__name__}, which is no answer")
     return reply
+
+
+def _plain(x: Answer) -> bool:
+    arrays = type(x.outputs) is dict and all(type(array) is np.ndarray for array in x.outputs.values())
+    words = type(x.findings) is tuple and all(type(word) is str for word in (x.kind, x.text, *x.findings))
+    return arrays and words and type(x.seconds) is float and x.kind in get_args(Kind)

@@ -90,7 +90,7 @@ class Worker:
 
     def plan(self, case: Case) -> Plan:
         self._send(case)
-        reply = self._reply(self.timeout)
+        reply = self._reply(self.timeout, Plan)
         return reply if isinstance(reply, Plan) else Plan(failure=reply)
 
     def start(self, problem: Problem) -> None:
@@ -98,7 +98,7 @@ class Worker:
         self._deadline = time.monotonic() + self.timeout
 
     def result(self) -> Answer:
-        reply: Answer = self._reply(self._deadline - time.monotonic())
+        reply: Answer = self._reply(self._deadline - time.monotonic(), Answer)
         if reply.seconds > self.timeout:
             text = f"took {reply.seconds:.3g} s, the limit is {self.timeout:g} s"
             return Answer("timeout", text=text, seconds=reply.seconds)
@@ -159,12 +159,15 @@ class Worker:
                 self._stop()  # it died between two cases
         self._lost = Answer("crash", text="died before it could be called")
 
-    def _reply(self, seconds: float) -> Any:
+    def _reply(self, seconds: float, kind: type[Plan] | type[Answer]) -> Any:
         if self._lost is not None:
             return self._lost
         reply = self._receive(max(seconds, 0.0) + GRACE_SECONDS)
         self._busy = False
-        return reply
+        if isinstance(reply, (Answer, kind)):
+            return reply
+        self._stop()
+        return Answer("crash", text=f"sent no {kind.__name__}")
 
     def _receive(self, seconds: float) -> Any:
         """The next message of the child, or the Answer that says how it ended."""

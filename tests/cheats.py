@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from refattn.calling import Plan
 from refattn.case import Case
 from refattn.implementation import implementation
 from refattn.precision import Conventions, Unsupported, preset
@@ -84,14 +85,26 @@ class _Spell:
         return exec, ("import refattn.judge, numpy\nrefattn.judge.ratios = lambda got, *rest: numpy.zeros(got.shape)",)
 
 
-@cheat
-def sends_a_spell(case: Case, given: Given) -> Array:
-    """Finds the pipe to the judge in the frames below, and sends what would patch the judge when it is read."""
+def _send(message: Any) -> None:
+    """Finds the pipe to the judge in the frames below."""
     frame: Any = sys._getframe()
     while frame is not None:
         if "pipe" in frame.f_locals:
-            frame.f_locals["pipe"].send(_Spell())
+            frame.f_locals["pipe"].send(message)
         frame = frame.f_back
+
+
+@cheat
+def sends_a_spell(case: Case, given: Given) -> Array:
+    """It would patch the judge when it is read."""
+    _send(_Spell())
+    return _nothing(case)
+
+
+@cheat
+def sends_a_plan(case: Case, given: Given) -> Array:
+    """An honest message at the wrong time."""
+    _send(Plan(reason="none"))
     return _nothing(case)
 
 

@@ -1,4 +1,4 @@
-"""A diagnosis that asks one hypothesis, for tests of what is done with a failure: to ask all takes a second for each."""
+"""A diagnosis that asks one hypothesis, for tests of what is done with a failure: to ask all takes a second each."""
 
 from __future__ import annotations
 

@@ -131,6 +131,8 @@ def test_what_is_unsupported_is_told_by_reason(refattn: Run, folder: Path) -> No
     listed = [id for x in all_told for id in x.rpartition(": ")[2].split()]
     assert len(listed) == len(set(listed)) and refused.issuperset(listed) and "more" not in listed
     assert "never given: is_causal block: no case has an option so named; " in "\n".join(few)
+    text = " ".join("\n".join(few).split())
+    assert "found: default scale: neither; unsupported: scale, causal top_left, causal bottom_right, window" in text
 
 
 def test_jobs_and_memory(refattn: Run) -> None:

@@ -112,7 +112,7 @@ def test_loosened_contract_is_told_and_needs_a_source(refattn: Run) -> None:
 def test_refusing_is_no_success(refattn: Run) -> None:
     code, out, _ = refattn("check", "my_kernel:refuses_all", "--case", BASIC)
     assert code == 1 and "unsupported: not today" in out and f"no success: basics refused: {BASIC}" in out
-    assert "found: unsupported: default scale, " in out and "never given" not in out
+    assert "never given" not in out
     other = next(c.id for c in CASES if c.chapter == "masks" and c.mask is not None)
     code, out, _ = refattn("check", "my_kernel:refuses_all", "--case", other)
     assert code == 1 and "no success: no case was judged" in out

@@ -26,7 +26,7 @@ from refattn.cases import CASES, FULL
 from refattn.conform import run
 from refattn.flash.implementation import attention
 from refattn.judge import Verdict
-from refattn.masks import Causal, Dilated, Window
+from refattn.masks import Causal, Dilated, Visibility, Window
 from refattn.precision import Precision, preset
 from refattn.quantise import Quant
 from refattn.rotary import Rotary
@@ -155,6 +155,22 @@ cases = [Case.from_json(case) for case in json.load(sys.stdin)]
 failed = [(v.case.id, v.status, v.reasons, v.outputs) for v in run(attention, cases).verdicts if v.status != "passed"]
 print(vectors.BITS, len(cases), *failed)
 """
+
+
+def test_geometry_that_is_kept_is_that_of_the_mask() -> None:
+    """Calls that differ in one thing, thrice in turn: a mask, a length, the heads, the shape, whether rows see keys."""
+    rng = np.random.default_rng(7)
+    masks = (None, Causal("top_left"), Causal("bottom_right"), Window(1, 0, "top_left"), Window(0, 1, "top_left"))
+    calls = []
+    for B, H, Lq, Lk in ((1, 2, 20, 30), (2, 1, 20, 30), (1, 2, 30, 20)):
+        q, k, v = (rng.standard_normal((B, H, n, 8)) for n in (Lq, Lk, Lk))
+        for mask, lens in itertools.product(masks, (None, (7,) * B, (0,) * B)):
+            calls.append((q, k, v, Visibility(mask, B, H, Lq, Lk, k_lens=lens)))
+    for _ in range(3):
+        for q, k, v, seen in calls:
+            wanted = oracle.attention(q, k, v, mask=seen)
+            got = flash.attention(q, k, v, mask=seen)
+            np.testing.assert_allclose(got.out, wanted.out, rtol=0, atol=1e-12)
 
 
 def dtype_of(bits: int) -> str:

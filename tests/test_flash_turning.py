@@ -47,7 +47,7 @@ def test_packed(dtype: Any, negative: bool) -> None:
     ints: Any = np.uint64 if dtype is np.float64 else np.uint32
     signs = {np.float32: 1 << 31, np.float64: 1 << 63, np.int32: 0x80008000}[dtype] if negative else 0
     for size in SIZES:
-        for rows in (1, 2, w // 4 - 1, w // 4, w // 2 + 1, w - 1, w, w + 3):
+        for rows in (1, 2, max(1, w // 4 - 1), w // 4, w // 2 + 1, w - 1, w, w + 3):
             x = bits(rng, (first + max(rows, w)) * size, dtype)
             into = bits(rng, at + size * w + 2, dtype)
             wanted = into.view(ints).copy()
@@ -63,7 +63,7 @@ def test_unpacked(dtype: Any) -> None:
     kind: Any = np.float32 if dtype == "bfloat16" else dtype
     w, first, at = wide(kind), 2, 3
     for size in SIZES:
-        for rows in (1, w // 4 - 1, w // 4, w // 2 + 1, w):
+        for rows in (1, max(1, w // 4 - 1), w // 4, w // 2 + 1, w):
             x = rng.standard_normal(at + size * w).astype(kind)
             factor = rng.standard_normal(first + rows).astype(kind)
             if size:  # ties, what overflows, a subnormal, NaN, infinities

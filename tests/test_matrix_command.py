@@ -13,7 +13,6 @@ from xml.etree import ElementTree
 
 import candidates
 import pytest
-from few_hypotheses import few_hypotheses  # noqa: F401
 
 from refattn import cli
 from refattn.matrix.columns import _file, columns

@@ -61,6 +61,7 @@ def _any(x: Any) -> Any:
         Evil(os.getcwd, ()), Evil(exec, ("raise SystemExit",)), Evil(getattr, ("", "join")), Evil(np.load, ("x",)),
         Answer("answer", _any({"out": Evil(os.getcwd, ())})), Plan(precision=_any(Evil(eval, ("1",)))),
         b"cnumpy\nndarray.__class__\n.", b"crefattn.judge\nratios\n.", b"", b"no pickle", pickle.dumps(1)[:-1],
+        Answer(_any("fine")), Answer("answer", findings=_any("no")), Answer("answer", seconds=_any(0)), 3, frozenset(),
         Answer("answer", _any({"out": [1.0]})), Answer("answer", _any(np.zeros(3))), Answer("answer", _any({"out": 3})),
     ],
 )  # fmt: skip

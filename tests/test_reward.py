@@ -46,7 +46,8 @@ WORTH = {
 def test_a_cheat_is_worth_nothing(name: str) -> None:
     if name == "forks" and not hasattr(os, "fork"):
         pytest.skip("this system has no fork")
-    ends = name in ("sleeps", "forks", "exits_early", "sends_a_spell")  # and each problem needs a new process
+    # each problem of these needs a new process
+    ends = name in ("sleeps", "forks", "exits_early", "sends_a_spell", "sends_a_plan")
     found = worth(name, timeout=0.5 if name in ("sleeps", "forks") else 20.0, few=ends)
     assert found.score == WORTH.get(name, 0), [v.reasons for v in found.verdicts]
 

@@ -45,7 +45,7 @@ def conclude(
         for h in against
     }  # fmt: skip
     ranked = sorted(against, key=lambda h: (-worth[h], *simple[h]))
-    exact = [h for h in ranked if counts[h] == n and not h.members and not against[h]]
+    exact = [h for h in ranked if counts[h] == n and not (h.members or h.vague or against[h])]
     exact.sort(key=lambda h: (h.rounding, *simple[h]))
     every = (*trials, *excused)
     exact = list(islice((h for h in exact if _explains_all(h, every)), NAMED))
@@ -59,7 +59,7 @@ def conclude(
     if best is None:
         return None
     rest = [t for t in sample if not t.match(best).nearly]
-    others = sorted(counts, key=lambda h: -sum(t.match(h).explains for t in rest))
+    others = sorted((h for h in counts if not h.vague), key=lambda h: -sum(t.match(h).explains for t in rest))
     second = [h for h in others[:1] if sum(t.match(h).explains for t in rest) > max(1, n / 8)]
     told = [(best, sum(t.match(best).nearly for t in every))]
     told += [(h, sum(t.match(h).explains for t in every if not t.match(best).nearly)) for h in second]
@@ -83,7 +83,7 @@ def _explains_all(h: Hypothesis, trials: Sequence[Trial]) -> bool:
 
 def closest(near: Iterable[Hypothesis], asked: Sequence[Trial], failing: int) -> Diagnosis:
     """The one that explains most of the squared error, if that is enough to name it."""
-    best = max(near, key=lambda h: _share(h, asked), default=None)
+    best = max((h for h in near if not h.vague), key=lambda h: _share(h, asked), default=None)
     share = 0.0 if best is None else _share(best, asked)
     if best is None or share < CLOSE:
         return Diagnosis(failing=failing)

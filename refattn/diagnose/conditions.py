@@ -13,8 +13,8 @@ __all__ = ["Condition", "condition"]
 SURE = 0.02
 """A condition is no accident if one of so many would tell the cases apart with at most this probability."""
 
-SAID = 4
-"""It is not said at all if so many would do so by accident."""
+SAID = 1, 4
+"""It is not said at all if more would do so by accident: of one, and of pairs, which explain the splitting of keys."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ def condition(failing: Sequence[Case], against: Sequence[Case]) -> Condition | N
     found = list(_common(failing, against))
     accidents = len(found) / comb(len(failing) + len(against), len(against))
     alone = [words for words, others in found if not others]
-    if alone and accidents <= SAID:
+    if alone and accidents <= SAID[0]:
         return Condition(alone[0], accidents <= SURE and len(alone) == 1)
-    if accidents * len(found) > SAID:
+    if accidents * len(found) > SAID[1]:
         return None
     first, left = min(found, key=lambda x: len(x[1]), default=("", frozenset(against)))
     for words, others in found:

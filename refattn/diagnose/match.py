@@ -34,6 +34,8 @@ NEAR = 0.3
 BITS = 0.9
 """A loss of bits explains a case with this share: a rounding more or less goes the other way."""
 ALL = 0.999
+RIGHT = 0.1
+"""Of memory that was never written, no more is right by accident."""
 FORWARD = frozenset({"out", "lse", "scores", "capped", "biased", "weights"})
 
 
@@ -181,12 +183,20 @@ class Trial:
             self.partly[h] = found
 
     def _solved(self, h: Hypothesis, contract: Precision | None, names: frozenset[str]) -> Mapping[str, Array]:
-        """The answer of a hypothesis; what it never wrote is what was returned."""
+        """The answer of a hypothesis; what it never wrote is what was returned, where nearly all is wrong, and not all.
+
+        Memory that was never written is hardly ever right, and if nothing was written there is nothing to explain.
+        """
         exact = h.solve(self.inputs, contract, names)
         if not h.vague:
             return exact
-        return {n: x if x.shape != self.got[n].shape else np.where(x == ANYTHING, self.got[n], x)
-                for n, x in exact.items() if n in self.got}  # fmt: skip
+        found = {}
+        for n, x in ((n, x) for n, x in exact.items() if n in self._right and x.shape == self.got[n].shape):
+            free = x == ANYTHING
+            if free.any() and (free.all() or self._right[n][free].mean() > RIGHT):
+                return {}
+            found[n] = np.where(free, self.got[n], x)
+        return found
 
     def _match(self, h: Hypothesis) -> Match:
         names = frozenset(self.got)

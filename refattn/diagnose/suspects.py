@@ -246,7 +246,7 @@ class Suspects:
         self, counts: dict[Hypothesis, int], sample: Sequence[Trial], until: float
     ) -> dict[Hypothesis, int]:  # fmt: skip
         """With the best families as a whole, where none explains all: tiles and splits may differ from case to case."""
-        best = max(counts.values(), default=0)
+        best = _most(counts)
         if best == len(sample):
             return counts
         ranked = sorted((h for h in counts if h.family is not None and counts[h]), key=lambda h: -counts[h])
@@ -268,7 +268,7 @@ class Suspects:
 
     def _asked(self, sample: Sequence[Trial], until: float) -> dict[Hypothesis, int]:
         """How many of the sample each candidate explains; one that falls behind is not asked further."""
-        ranked = sorted(self.candidates, key=lambda h: (-self.candidates[h], h.narrow))
+        ranked = sorted(self.candidates, key=lambda h: (h.vague, -self.candidates[h], h.narrow))
         counts = dict.fromkeys(ranked[:MOST_ASKED], 0)
         alive = list(counts)
         for trial in sample:
@@ -276,7 +276,7 @@ class Suspects:
                 if time.thread_time() > until:
                     return counts
                 counts[h] += trial.match(h).nearly
-            best = max(counts.values(), default=0)
+            best = _most(counts)
             alive = [h for h in alive if counts[h] >= best - BEHIND]
         return counts
 
@@ -286,14 +286,22 @@ class Suspects:
         """Which of some cases that passed contradict each of the best candidates, and how many of all may do so."""
         common = frozenset.intersection(*(t.case.features() for t in sample))
         nearest = sorted(self.passed, key=lambda c: (-len(common & c.features()), scores(c)))
-        best = sorted((h for h in counts if counts[h]), key=lambda h: -counts[h])[:40]
+        best = sorted((h for h in counts if counts[h]), key=lambda h: (h.vague, -counts[h]))[:40]
         against, broad = {}, {}
         for h in (h for h in best if counts[h] >= HALF * _most(counts)):
             if time.thread_time() > until:
                 break  # what was not checked is not named
             told = list(filter(h.separates, nearest))
-            against[h] = [c for c in told[:PASSED] if would_be_noticed(h, c)]
-            broad[h] = len(against[h]) * len(told) / max(1, len(told[:PASSED]))
+            some = told[: PASSED // 2] + spread(told[PASSED // 2 :], PASSED // 2)
+            against[h] = [c for c in some if would_be_noticed(h, c)]
+            broad[h] = len(against[h]) * len(told) / max(1, len(some))
+        most, until = _most(counts), min(until, time.thread_time() + self.seconds / 8)
+        tied = [h for h in against if not (against[h] or h.vague) and counts[h] == most]
+        for case in nearest[::5] + nearest[1::3] if len(tied) > 1 else ():  # what else tells these apart
+            for h in tied:
+                if time.thread_time() < until and h.separates(case) and would_be_noticed(h, case):
+                    against[h].append(case)
+                    broad[h] += 1
         return against, broad
 
 

@@ -162,6 +162,36 @@ class bias_read(Model):
         return type(self).how(bias)
 
 
+PLANES: dict[str, Callable[[Any, Any, Case, int], Any]] = {
+    "(b H + h) % planes": lambda b, h, c, n: (b * c.H + h) % n,
+    "b H + h, up to the last": lambda b, h, c, n: np.minimum(b * c.H + h, n - 1),
+    "(h B + b) % planes": lambda b, h, c, n: (h * c.B + b) % n,
+    "(b + h) % planes": lambda b, h, c, n: (b + h) % n,
+    "h % planes": lambda b, h, c, n: h % n + 0 * b,
+    "b % planes": lambda b, h, c, n: b % n + 0 * h,
+}
+
+
+def _planes(case: Case, how: Any) -> bool:
+    if not _biased(case) or 0 in case.bias_shape:
+        return False
+    (B, H), (b, h) = case.bias_shape[:2], np.ogrid[: case.B, : case.H]
+    true = np.minimum(b, B - 1) * H + np.minimum(h, H - 1)
+    return not np.array_equal(how.at(b, h, case, B * H), true)
+
+
+@kind(_planes, at=PLANES)
+class bias_plane(Model):
+    """The bias, taken for so many planes of queries and keys, is indexed by {at}."""
+
+    at: Callable[[Any, Any, Case, int], Any]
+
+    def bias(self, bias: Array) -> Array:
+        planes = bias.reshape(-1, *bias.shape[2:])
+        b, h = np.ogrid[: self.given.B, : self.given.H]
+        return planes[type(self).at(b, h, self.given, len(planes))]
+
+
 def _alibi(case: Case) -> bool:
     return case.bias is not None and case.bias.family.startswith("alibi") and case.bias_shape[1] > 1
 

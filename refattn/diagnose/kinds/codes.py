@@ -45,6 +45,30 @@ class code_block(Model):
         return x
 
 
+COLUMNS: dict[str, Callable[[Array, int], Array]] = {
+    "d % blocks": lambda d, n: d % n, "d // 16": lambda d, n: d // 16, "d // 64": lambda d, n: d // 64,
+    "the first for all": lambda d, n: 0 * d, "the next": lambda d, n: (d // 32 + 1) % n,
+    "counted from the last": lambda d, n: n - 1 - d // 32,
+}
+
+
+@kind(lambda case: _coded(case) and case.quant.kind in GGML and case.D > 32,
+      of={w: n for w, n in OF.items() if w != "queries"}, block=COLUMNS)  # fmt: skip
+class code_block_of_column(Model):
+    """In the codes of {of} column d has the scale of block {block}, not of block d // 32."""
+
+    of: Any = "kv"
+    block: Callable[[Array, int], Array]
+
+    def arrays(self) -> dict[str, Array]:
+        x, coded = super().arrays(), take(self.given, self.inputs.handed())
+        for n in self.of:
+            s, d = coded[f"{n}_scale"].astype(np.float64), np.arange(x[n].shape[3])
+            own, taken = s[..., d // 32], s[..., np.minimum(self.block(d, s.shape[3]), s.shape[3] - 1)]
+            x[n] = x[n] * np.where(own == 0, 1, taken / np.where(own == 0, 1, own))
+        return x
+
+
 HEADS: dict[str, Callable[[Array], Array]] = {
     "the head before": lambda s: np.roll(s, 1, 1),
     "the last head": lambda s: np.broadcast_to(s[:, -1:], s.shape),

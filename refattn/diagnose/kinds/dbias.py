@@ -79,6 +79,8 @@ def _group(c: Case) -> int:
 
 STORES: dict[str, Turn] = {
     "pair of query and key": lambda b, h, i, j, n, c: ((b * c.H + h) * c.Lq + i) * c.Lk + j,
+    "pair of query and key, rows packed query by query": lambda b, h, i, j, n, c: (
+        (b * c.Hkv + h // _group(c)) * c.Lq * _group(c) + i * _group(c) + h % _group(c)) * c.Lk + j,
     "row": lambda b, h, i, j, n, c: (b * c.H + h) * c.Lq + i,
     "head": lambda b, h, i, j, n, c: b * c.H + h,
     "group of heads": lambda b, h, i, j, n, c: b * c.Hkv + h // _group(c),

@@ -87,13 +87,16 @@ class dropout_factor(Model):
         return self.times(self.given.dropout or 0.5)
 
 
-@kind(lambda case: bool(case.dropout))
+@kind(lambda case: bool(case.dropout), over={"": False, ", and those that are kept divided by 1 - p": True})
 class dropout_in_sum(Model):
-    """The row sum, and lse, are taken after weights were dropped."""
+    """The row sum, and lse, are taken after weights were dropped{over}."""
+
+    over = False
 
     def attend(self, t: Array) -> tuple[Array, Array, Array]:
         m, _, o = super().attend(t)
-        return m, np.where(self.x["keep"], np.exp(t - safe(m)[..., None]), 0).sum(-1), o
+        z = np.where(self.x["keep"], np.exp(t - safe(m)[..., None]), 0).sum(-1)
+        return m, z * self.dtype(self.undropped()) if self.over else z, o
 
 
 @kind(

@@ -11,6 +11,7 @@ from ..dense import ANYTHING
 from ..hypothesis import kind
 from ..model import Array
 from .bounds import Bounds
+from .rows import _may_be_empty
 
 __all__: list[str] = []
 
@@ -33,7 +34,7 @@ def _may(case: Case, how: Any) -> bool:
         return False
     if how.where is None:
         return 0 in case.lengths[1]
-    return case.mask is not None or 0 in case.lengths[1]
+    return _may_be_empty(case)
 
 
 def _same(case: Case, how: Any) -> Any:
@@ -75,7 +76,7 @@ class left_as_it_was(left_early):
 
 
 @kind(
-    lambda case, how: not case.want.isdisjoint(how.left) and case.mask is not None, "out lse dq", vague=True,
+    lambda case, how: not case.want.isdisjoint(how.left) and _may_be_empty(case), "out lse dq", vague=True,
     left=AS_IT_WAS,
 )  # fmt: skip
 class rows_left_as_they_were(left_early):
@@ -83,28 +84,3 @@ class rows_left_as_they_were(left_early):
 
     def nothing(self) -> Array:
         return np.asarray(~self.seen.any(-1))
-
-
-PAST: dict[str, tuple[int, bool | str]] = {f"tile of {n}": (n, False) for n in (8, 16, 32, 64, 128)}
-PAST |= {f"tile of {n}, packed head by head": (n, "heads") for n in (16, 32, 64, 128)}
-PAST |= {f"tile of {n}, packed query by query": (n, True) for n in (16, 32, 64, 128)}
-
-
-def _past(case: Case, how: Any) -> bool:
-    size, packed = how.past
-    group = max(1, case.H // max(1, case.Hkv)) if packed else 1
-    return not case.want.isdisjoint(how.left) and any(n * group % size for n in case.lengths[0])
-
-
-@kind(_past, "out lse dq", vague=True, past=PAST, left=AS_IT_WAS)
-class last_rows_as_they_were(left_early):
-    """{left} of rows past the last whole {past} are not written, and hold whatever memory held."""
-
-    past: tuple[int, bool | str] = (64, False)
-
-    def nothing(self) -> Array:
-        (size, packed), case = self.past, self.given
-        group = max(1, case.H // max(1, case.Hkv)) if packed else 1
-        n, h, i = np.array(case.lengths[0])[:, None, None], np.arange(case.H)[:, None] % group, np.arange(case.Lq)
-        place = i + 0 * h if not packed else i * group + h if packed is True else h * n + i
-        return place >= n * group // size * size

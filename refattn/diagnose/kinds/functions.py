@@ -11,7 +11,7 @@ from ...case import Case
 from ...dtypes import FORMATS, round_to
 from ..hypothesis import always, kind
 from ..model import LOG2E, Array, Model, safe
-from .loops import State
+from .loops import PLAIN, Loop, State, Tiled, loops
 from .maxima import Base
 from .roundings import TO, _applies, lowered
 
@@ -91,36 +91,46 @@ IN: dict[str, Any] = {"float32": np.float32, "float16": np.float16}
 
 
 def _narrower(case: Case, how: Any) -> bool:
-    return np.dtype(how.to).itemsize < FORMATS[case.dtype].dtype.itemsize
+    wide = "float64" if "float64" in (case.dtype, case.out_dtype) else "float32"
+    there = case.softcap is not None or getattr(how, "of", "") != "t"
+    return there and np.dtype(how.to).itemsize < np.dtype(wide).itemsize
 
 
-@kind(_narrower, rounding=True, to=IN, of={"exp": "e", "tanh": "t", "the logarithm": "l", "exp and the logarithm": "el",
-      "the division": "d"})  # fmt: skip
+@kind(_narrower, rounding=True, to=IN, loop=loops(Loop(4096), *PLAIN[1:]),
+      of={"weights": False, "weights and of rescaling": True})  # fmt: skip
+class exp_in(Tiled):
+    """From tile to tile of {loop}, exp of {of} is taken in {to}: argument and result have its bits, and its range."""
+
+    to: Any = np.float32
+    of = False
+
+    def exp(self, x: Array) -> Array:
+        return np.asarray(np.exp(x.astype(self.to)).astype(x.dtype))
+
+    def next(self, state: State, m: Array, shrink: Array, total: Array, product: Array) -> State:
+        shrink = self.exp(state[0] - safe(m)) if self.of else shrink
+        return super().next(state, m, shrink, total, product)
+
+
+@kind(_narrower, rounding=True, to=IN, of={"tanh": "t", "The logarithm": "l", "The division": "d"})
 class function_in(Model):
     """{of} is taken in {to}: argument and result have its bits, and its range."""
 
     to: Any = np.float32
-    of = "e"
-
-    def attend(self, t: Array) -> State:
-        if "e" not in self.of:
-            return super().attend(t)
-        m = t.max(-1, initial=-np.inf)
-        p = np.exp((t - safe(m)[..., None]).astype(self.to)).astype(t.dtype)
-        return m, p.sum(-1), self.weighed(p)
+    of = "l"
 
     def cap(self, s: Array, softcap: float) -> Array:
-        if "t" not in self.of:
+        if self.of != "t":
             return super().cap(s, softcap)
         return np.asarray(softcap * np.tanh((s / softcap).astype(self.to)).astype(s.dtype))
 
     def log(self, m: Array, z: Array) -> Array:
-        if "l" not in self.of:
+        if self.of != "l":
             return super().log(m, z)
         return np.where(z == 0, -np.inf, safe(m) + np.log(z.astype(self.to)).astype(z.dtype))
 
     def divided(self, o: Array, z: Array) -> Array:
-        if "d" not in self.of:
+        if self.of != "d":
             return super().divided(o, z)
         return np.where(z == 0, 0, o.astype(self.to) / np.where(z == 0, 1, z).astype(self.to)).astype(o.dtype)
 

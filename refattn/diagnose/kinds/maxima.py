@@ -14,6 +14,11 @@ from .loops import SIZES, State, Tiled
 __all__: list[str] = []
 
 
+def exp_of(x: Array, case: Case) -> Array:
+    """exp, which underflows and overflows as in the accumulators."""
+    return np.asarray(np.exp(x if case.dtype == "float64" else x.astype(np.float32)).astype(x.dtype))
+
+
 def _many(case: Case, how: Any) -> bool:
     return bool(case.Lk > how.tile)
 
@@ -30,15 +35,28 @@ class maximum_of_last_tile(Tiled):
         return new, z * shrink + total, o * shrink[..., None] + product
 
 
-@kind(_many, tile=SIZES)
+@kind(lambda case, how: _many(case, how) and case.dtype != "float64", tile=SIZES)
 class maximum_of_first_tile(Tiled):
     """The maximum of the first tile of {tile} keys is kept for all: exp overflows where later ones are larger."""
 
     def attend(self, t: Array) -> State:
         with np.errstate(all="ignore"):
-            m = t[..., : self.tile].max(-1, initial=-np.inf).astype(np.float32)
-            p = np.exp((t - safe(m)[..., None]).astype(np.float32)).astype(t.dtype)
-            return m.astype(t.dtype), p.sum(-1), self.weighed(p)
+            m = t[..., : self.tile].max(-1, initial=-np.inf)
+            p = exp_of(t - safe(m)[..., None], self.given)
+            return m, p.sum(-1), self.weighed(p)
+
+
+class Underflow(Model):
+    """Rows of which all weights are 0 come to 0, or to 0 / 0."""
+
+    nan = False
+
+    def divided(self, o: Array, z: Array) -> Array:
+        lost = (z == 0) & self.seen.any(-1, keepdims=True) & self.nan
+        return np.where(lost, np.nan, super().divided(o, z))
+
+
+NAN = {"": False, ", and 0 / 0 is NaN": True}
 
 
 @kind(
@@ -54,7 +72,7 @@ class maximum_starts_at(Model):
 
     def attend(self, t: Array) -> State:
         m = np.maximum(t.max(-1, initial=-np.inf), self.value)
-        p = np.exp((t - m[..., None]).astype(np.float32)).astype(t.dtype)
+        p = exp_of(t - m[..., None], self.given)
         return m, p.sum(-1), self.weighed(p)
 
 
@@ -63,7 +81,7 @@ class maximum_not_subtracted(Model):
     """exp is taken of the logits as they are: it overflows."""
 
     def attend(self, t: Array) -> State:
-        p = np.exp(t.astype(np.float32)).astype(t.dtype)
+        p = exp_of(t, self.given)
         return np.where(self.seen.any(-1), 0.0, -np.inf), p.sum(-1), self.weighed(p)
 
 
@@ -84,7 +102,7 @@ class maximum_of_magnitudes(Model):
 
     def attend(self, t: Array) -> State:
         m = np.where(np.isfinite(t), np.abs(t), -np.inf).max(-1, initial=-np.inf)
-        p = np.exp((t - safe(m)[..., None]).astype(np.float32)).astype(t.dtype)
+        p = exp_of(t - safe(m)[..., None], self.given)
         return m, p.sum(-1), self.weighed(p)
 
 
@@ -115,27 +133,27 @@ class base_of_exp(Base):
         return float(np.log(self.base))
 
 
-@kind(lambda case: case.mask is not None or case.bias is not None)
-class maximum_of_hidden(Model):
-    """The maximum is taken before the mask, of hidden keys too: exp underflows where those are far above."""
+@kind(lambda case: case.mask is not None or case.bias is not None, nan=NAN)
+class maximum_of_hidden(Underflow):
+    """The maximum is taken before the mask, of hidden keys too: exp underflows where those are far above{nan}."""
 
     def attend(self, t: Array) -> State:
         m = self.logits(self.s).max(-1, initial=-np.inf)
-        p = np.exp((t - safe(m)[..., None]).astype(np.float32)).astype(t.dtype)
+        p = exp_of(t - safe(m)[..., None], self.given)
         return m, p.sum(-1), self.weighed(p)
 
 
 @kind(always, of={"all rows of an entry and head": (2,), "all heads": (1,), "all entries": (0,),
-                  "all rows, heads and entries": (0, 1, 2)})  # fmt: skip
-class maximum_shared(Model):
-    """The maximum is that of {of}: exp underflows in rows far below."""
+                  "all rows, heads and entries": (0, 1, 2)}, nan=NAN)  # fmt: skip
+class maximum_shared(Underflow):
+    """The maximum is that of {of}: exp underflows in rows far below{nan}."""
 
     of = (2,)
 
     def attend(self, t: Array) -> State:
         m = t.max(-1, initial=-np.inf)
         m = np.broadcast_to(m.max(self.of, keepdims=True, initial=-np.inf), m.shape)
-        p = np.exp((t - safe(m)[..., None]).astype(np.float32)).astype(t.dtype)
+        p = exp_of(t - safe(m)[..., None], self.given)
         return m, p.sum(-1), self.weighed(p)
 
 

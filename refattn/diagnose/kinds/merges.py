@@ -79,6 +79,10 @@ MERGES: dict[str, Merge] = {
         lambda m, z, o: (m.max(0), z.sum(0), (o * _plain(m)[1][..., None]).sum(0)),
     "weighs outputs by exp(m - max), without the sums": lambda m, z, o: _merged(
         *_sum(m, z), (_mean(z, o) * _plain(m)[1][..., None]).sum(0) / _plain(m)[1].sum(0)[..., None]),
+    "weighs outputs by exp(m - max), without the sums, which lse lacks too": lambda m, z, o: _with(
+        m, np.where(z > 0, 1.0, 0.0), _mean(z, o), m),
+    "weighs outputs by exp(m - max) times their sums, products as they are":
+        lambda m, z, o: _with(m, z, o * z[..., None], m),
     "weighs outputs by their sums, without the maxima": lambda m, z, o: _merged(
         *_sum(m, z), o.sum(0) / np.where(z.sum(0) == 0, 1, z.sum(0))[..., None]),
     "weighs outputs by exp(lse - max lse), and does not divide by the sum of weights": lambda m, z, o: _merged(

@@ -18,17 +18,25 @@ def _packed(case: Case) -> bool:
     return isinstance(case.storage, Packed)
 
 
-Starts = Callable[[Array, Array], Array]
-"""(cu_seqlens of its own, and of the other) -> where each entry is looked for"""
+def _gap(case: Case) -> int:
+    return case.storage.gap if isinstance(case.storage, Packed) else 0
+
+
+Starts = Callable[[Array, Array, int], Array]
+"""(cu_seqlens of its own, of the other, what is unused after each) -> where each entry is looked for"""
 STARTS: dict[str, Starts] = {
-    "by the cu_seqlens of the other, queries or keys": lambda own, other: other,
-    "one token too early": lambda own, other: np.maximum(own - 1, 0),
-    "one token too late": lambda own, other: own + 1,
-    "where the first entry starts": lambda own, other: 0 * own,
-    "where the next entry starts": lambda own, other: np.append(own[1:], own[-1]),
-    "where the entry before starts": lambda own, other: np.append(own[:1], own[:-1]),
-    "at so many times the longest, as if padded": lambda own, other: np.arange(len(own)) * np.diff(own).max(initial=0),
-    "at so many times the first one's length": lambda own, other: np.arange(len(own)) * (own[1:2] - own[:1]).sum(),
+    "by the cu_seqlens of the other, queries or keys": lambda own, other, gap: other,
+    "one token too early": lambda own, other, gap: np.maximum(own - 1, 0),
+    "one token too late": lambda own, other, gap: own + 1,
+    "where the first entry starts": lambda own, other, gap: 0 * own,
+    "where the next entry starts": lambda own, other, gap: np.append(own[1:], own[-1]),
+    "where the entry before starts": lambda own, other, gap: np.append(own[:1], own[:-1]),
+    "at so many times the longest, as if padded":
+        lambda own, other, gap: np.arange(len(own)) * np.diff(own).max(initial=0),
+    "as if nothing were unused between them": lambda own, other, gap: own - gap * np.arange(len(own)),
+    "as if what is unused came before each": lambda own, other, gap: own + gap,
+    "as if twice as much were unused between them": lambda own, other, gap: own + gap * np.arange(len(own)),
+    "at so many times the first one's length": lambda own, other, gap: np.arange(len(own)) * (own[1:2] - own[:1]).sum(),
 }
 
 
@@ -46,7 +54,7 @@ class packed_start(Model):
         own, other = handed["cu_seqlens_k"], handed["cu_seqlens_q"]
         if self.of == "q":
             own, other = other, own
-        at = self.how(own, other)[:-1]
+        at = self.how(own, other, _gap(case))[:-1]
         lens = case.lengths[0 if self.of == "q" else 1]
         for n in names:
             wide = np.zeros_like(x[n])
@@ -75,44 +83,47 @@ class packed_length(Model):
         return dataclasses.replace(case, q_lens=q, k_lens=k)
 
 
-@kind(_packed, of={"Queries": "q", "Keys": "k"}, how=STARTS)
+@kind(_packed, of={"Queries": "q", "Keys": "k", "Queries and keys": "qk"}, how=STARTS,
+      left={"NaN": np.nan, "0": 0.0})  # fmt: skip
 class packed_at(Model):
-    """{of} of a packed sequence are read, and what comes of them is written, {how}."""
+    """{of} of a packed sequence are read, and what comes of them is written, {how}; where none is, {left} stays."""
 
-    of = "q"
+    of, left = "q", np.nan
     how: Starts
 
-    def tokens(self) -> tuple[list[Array], list[Array], int]:
+    def tokens(self, of: str) -> tuple[list[Array], list[Array], int]:
         """Of each entry where its tokens are, and where they are looked for, up to the last; and how many there are."""
         handed, case = self.inputs.handed(), self.given
         own, other = handed["cu_seqlens_q"], handed["cu_seqlens_k"]
-        n = case.lengths[0 if self.of == "q" else 1]
-        if self.of == "k":
+        n = case.lengths[0 if of == "q" else 1]
+        if of == "k":
             own, other = other, own
-        size = len(handed[self.of])
-        starts = type(self).how(own.astype(int), other.astype(int))
+        size = len(handed[of])
+        starts = type(self).how(own.astype(int), other.astype(int), _gap(case))
         true = [own[b] + np.arange(m) for b, m in enumerate(n)]
         taken = [np.clip(starts[b] + np.arange(m), 0, size - 1) for b, m in enumerate(n)]
         return true, taken, size
 
     def arrays(self) -> dict[str, Array]:
         x, handed = super().arrays(), self.inputs.handed()
-        _, taken, _ = self.tokens()
-        for name in ("q", "dout") if self.of == "q" else ("k", "v"):
-            if name in x and self.given.quant is None:
-                wide = np.zeros_like(x[name])
-                for b, at in enumerate(taken):
-                    wide[b, :, : len(at)] = np.asarray(handed[name][at], np.float64).swapaxes(0, 1)
-                x[name] = wide
+        for of in self.of:
+            _, taken, _ = self.tokens(of)
+            for name in ("q", "dout") if of == "q" else ("k", "v"):
+                if name in x and self.given.quant is None:
+                    wide = np.zeros_like(x[name])
+                    for b, at in enumerate(taken):
+                        wide[b, :, : len(at)] = np.asarray(handed[name][at], np.float64).swapaxes(0, 1)
+                    x[name] = wide
         return x
 
     def told(self, y: dict[str, Array]) -> dict[str, Array]:
-        return y | {n: self.moved(y[n]) for n in (("out", "lse", "dq") if self.of == "q" else ("dk", "dv")) if n in y}
+        names = {"q": ("out", "lse", "dq"), "k": ("dk", "dv")}
+        return y | {n: self.moved(y[n], of) for of in self.of for n in names[of] if n in y}
 
-    def moved(self, x: Array) -> Array:
-        true, taken, size = self.tokens()
+    def moved(self, x: Array, of: str) -> Array:
+        true, taken, size = self.tokens(of)
         rows = np.moveaxis(x, 2, 0)  # (rows, B, heads, ...)
-        memory = np.full((size, *rows.shape[2:]), np.nan)
+        memory = np.full((size, *rows.shape[2:]), self.left)
         for b, at in enumerate(taken):
             memory[at] = rows[: len(at), b]
         found = x.copy()
@@ -130,7 +141,7 @@ class Written(packed_at):
         return Model.arrays(self)
 
     def told(self, y: dict[str, Array]) -> dict[str, Array]:
-        return y | {n: self.moved(y[n]) for n in self.names if n in y}
+        return y | {n: self.moved(y[n], self.of) for n in self.names if n in y}
 
 
 @kind(_packed, "out lse dq", names={"out": ("out",), "lse": ("lse",), "out and lse": ("out", "lse"), "dq": ("dq",)},
@@ -150,7 +161,7 @@ class packed_keys_written(Written):
 class packed_lse_transposed(packed_at):
     """lse of packed sequences is written as (tokens, heads), and not as (heads, tokens)."""
 
-    how = staticmethod(lambda own, other: own)
+    how = staticmethod(lambda own, other, gap: own)
 
     def told(self, y: dict[str, Array]) -> dict[str, Array]:
         return y | ({"lse": self.turned(y["lse"])} if "lse" in y else {})
@@ -159,7 +170,7 @@ class packed_lse_transposed(packed_at):
         return Model.arrays(self)
 
     def turned(self, lse: Array) -> Array:
-        true, _, size = self.tokens()
+        true, _, size = self.tokens("q")
         memory = np.full((size, lse.shape[1]), np.nan)
         for b, at in enumerate(true):
             memory[at] = lse[b, :, : len(at)].T
@@ -181,7 +192,7 @@ class packed_spill(Model):
 
     def told(self, y: dict[str, Array]) -> dict[str, Array]:
         case = self.given
-        gap = case.storage.gap if isinstance(case.storage, Packed) else 0
+        gap = _gap(case)
         spilt = np.array([0, *(-n % self.tile for n in case.lengths[0][:-1])])
         over = (np.arange(case.Lq) < spilt[:, None] - gap)[:, None]
         return y | {n: np.where(over if n == "lse" else over[..., None], self.to, y[n]) for n in self.of if n in y}

@@ -178,6 +178,9 @@ WHERE: dict[str, Where] = {
 } | {
     f"keys past the last whole tile of {m}": (lambda c, n, m=m: _j(c) >= n // m * m) for m in SIZES
 } | {
+    f"keys past the last whole tile of {m}, where there is one": (
+        lambda c, n, m=m: (_j(c) >= n // m * m) & (n >= m)) for m in SIZES
+} | {
     f"the last tile of {m} keys": (lambda c, n, m=m: (_j(c) >= (n - 1) // m * m) & (n > m)) for m in SIZES
 } | {
     f"all but the last tile of {m} keys": (lambda c, n, m=m: (_j(c) < (n - 1) // m * m) & (n > m)) for m in SIZES

@@ -93,16 +93,19 @@ class other_input_rounded(Model):
         return x | ({self.of: lowered(x[self.of], self.to, self.given)} if self.of in x else {})
 
 
-@kind(lambda case: case.dtype == "float32", rounding=True, of={"q and k": "qk", "v": "v", "q, k and v": "qkv"})
+@kind(lambda case: case.dtype == "float32", rounding=True, of={"q and k": "qk", "v": "v", "q, k and v": "qkv"},
+      how={"rounded": False, "cut": True})  # fmt: skip
 class products_in_tf32(Model):
-    """{of} are cut to the ten bits of TF32 before they are multiplied."""
+    """{of} are {how} to the ten bits of TF32 before they are multiplied."""
 
     of: Any = "qk"
+    how = False
 
     def arrays(self) -> dict[str, Array]:
         x = super().arrays()
         for n in self.of:
             bits = np.ascontiguousarray(x[n], np.float32).view(np.uint32)
+            bits = bits if not self.how else bits & np.uint32(0xFFFFE000)
             near = ((bits + 0xFFF + (bits >> 13 & 1)) & np.uint32(0xFFFFE000)).view(np.float32)
             x[n] = np.where(np.isfinite(x[n]), near, x[n]).astype(np.float64)
         return x

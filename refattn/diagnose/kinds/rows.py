@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -106,8 +107,10 @@ EMPTY: dict[str, Callable[[Any, Array], Any]] = {
 }  # fmt: skip
 
 
+@lru_cache(maxsize=8192)
 def _may_be_empty(case: Case) -> bool:
-    return _hides(case) or not case.Lk
+    """Whether some row sees no key; of a bias that is not known."""
+    return case.bias is not None or not case.visibility.tile().any(-1).all()
 
 
 @kind(_may_be_empty, shows="out", how=EMPTY)

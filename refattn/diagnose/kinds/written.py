@@ -22,6 +22,11 @@ def _group(case: Case) -> int:
     return max(1, case.H // max(1, case.Hkv))
 
 
+def _turned(H: int, group: int) -> Array:
+    """Where heads (key head, place in the group) lie as (place in the group, key head)."""
+    return np.arange(H) % group * (H // group) + np.arange(H) // group
+
+
 ALL = RESULTS | {
     "out, lse and dq": ("out", "lse", "dq"), "dk": ("dk",), "dv": ("dv",), "dk and dv": ("dk", "dv"),
     "dq, dk and dv": ("dq", "dk", "dv"), "dbias": ("dbias",), "dsinks": ("dsinks",),
@@ -47,6 +52,12 @@ HEADS: dict[str, Places] = {
     "head h + 1": lambda c: np.arange(c.H) + 1,
     "head h - 1": lambda c: np.arange(c.H) - 1,
     "the first head of its group": lambda c: np.arange(c.H) // _group(c) * _group(c),
+    "group and key head exchanged": lambda c: _turned(c.H, _group(c)),
+    "key head and group exchanged": lambda c: np.argsort(_turned(c.H, _group(c))),
+    "the head counted from the last": lambda c: c.H - 1 - np.arange(c.H),
+    "the head counted from the last of its group":
+        lambda c: np.arange(c.H) // _group(c) * _group(c) + _group(c) - 1 - np.arange(c.H) % _group(c),
+    "the next head, around the end": lambda c: (np.arange(c.H) + 1) % max(c.H, 1),
 }
 ENTRIES: dict[str, Places] = {
     "entry 0": lambda c: np.zeros(c.B, int),
@@ -76,7 +87,25 @@ class written_at(Model):
         return found.swapaxes(0, self.axis)
 
 
-@kind(_elsewhere, shows="out lse dq", of=RESULTS, to=HEADS, left=NEVER)
+WRITTEN = RESULTS | {"out, lse and dq": ("out", "lse", "dq")}
+
+
+@kind(
+    lambda case, how: not np.array_equal(how.to(case), np.arange(case.H)) and how.to(case).max(initial=0) < case.H > 0,
+    of={"q": ("q",), "q and dout": ("q", "dout")}, to=HEADS,
+)  # fmt: skip
+class query_head(Model):
+    """For head h {of} read at the place of {to}."""
+
+    of: tuple[str, ...] = ("q",)
+    to: Places
+
+    def arrays(self) -> dict[str, Array]:
+        x, at = super().arrays(), np.maximum(type(self).to(self.given), 0)
+        return x | {n: x[n][:, at] for n in self.of if n in x}
+
+
+@kind(_elsewhere, shows="out lse dq", of=WRITTEN, to=HEADS, left=NEVER)
 class written_at_head(written_at):
     """{of} of head h: written at the place of {to}, the last one stays; the rest is never written, and is {left}."""
 

@@ -162,6 +162,7 @@ def onnx_runtime(work: Work, x: Inputs) -> Call:
     only(("float32",), ("forward",), work)
     if work.H != work.Hkv:
         raise NotOffered("no grouped heads")
+    room(work, 2 if work.causal else 0)
     import onnxruntime  # type: ignore[import-untyped]
     from onnx import TensorProto, helper
 
