@@ -4,9 +4,13 @@ A hypothesis is evaluated in float64 on a problem that failed, and again in the 
 promised: what the two differ by, four times over, or the radius of the bound if that is larger, is how far an honest
 kernel with this bug may be from it.  It *explains* a case if every output that was returned is within that distance;
 one of too few bits is evaluated in the promised arithmetic alone, and explains a case if it leaves a tenth of the
-squared error.  It is named as exact only if it explains every failing case that was kept and no case that passed
-speaks against it.  Otherwise that which explains most of the cases is named, with their number; otherwise the one
-that explains most of the squared error, with its share; or none.
+squared error.  Those that show in the cases that failed, and in few that passed, are asked first, and where one
+explains a case, no others that are much less plausible (`refattn.diagnose.order`).
+
+It is named as exact only if it explains every failing case and no case that passed speaks against it.  Otherwise that
+which explains most of the cases is named, with their number, and with what all of these have and none of those that
+passed and speak against it, if there is such a thing (`refattn.diagnose.conditions`); otherwise the one that explains
+most of the squared error, with its share; or none, and in which cases it fails.
 
 Hypotheses are the catalogue of mutants turned round, and families with a parameter: the size of tiles, which head,
 off by how many (`refattn.diagnose.hypothesis`).  One that explains each row that is wrong, and would make wrong what

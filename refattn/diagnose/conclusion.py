@@ -35,7 +35,7 @@ def conclude(
     n = len(sample)
     where = {h: condition([t.case for t in sample if t.match(h).nearly], cases) for h, cases in against.items()}
     worth = {h: counts[h] - _lost(counts[h], n, len(against[h]), where[h]) for h in against}
-    worth = {h: k - 0.6 * (h.family is not None or h.narrow == 2) for h, k in worth.items()}  # it has more to fit by
+    worth = {h: k - 0.6 * (h.family is not None or h.narrow > 0) for h, k in worth.items()}  # it has more to fit by
     worth = {h: k if not h.vague or h.narrow else 0.0 if against[h] else k / 2 for h, k in worth.items()}
     place = {h: at for at, h in enumerate(hypotheses())}  # the simplest come first
     shares = {h: _share(h, sample) if h.rounding else 1.0 for h in against}
@@ -71,8 +71,8 @@ def conclude(
 
 def _lost(count: int, n: int, against: int, where: Condition | None) -> float:
     """What an explanation loses by cases that passed: little if it explains all, or holds under a condition."""
-    if not against or where is not None:
-        return 0.25 * bool(against)
+    if where is not None and where.sure:
+        return 0.25
     return min(against, count / (8 if count == n > 2 else 2))
 
 

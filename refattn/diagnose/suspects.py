@@ -176,7 +176,8 @@ class Suspects:
                 continue  # what explains it explains others too
             notes[note] = n
         told = {note: f"{n} of {self.failing} failing cases: {note}" for note, n in notes.items()}
-        ahead = [told[note] for note, n in notes.items() if n >= HALF * self.failing and n > found.cases]
+        ahead = [told[note] for note, n in notes.items() if n >= HALF * self.failing and n > found.cases
+                 and (first is None or note.startswith("undeclared"))]  # fmt: skip
         lines = [*ahead, *(found.lines() if self.trials else ()), *(x for x in told.values() if x not in ahead)]
         lines += self._where() if self.trials and first is None and not ahead else []
         return {
@@ -203,7 +204,8 @@ class Suspects:
         """The candidates against a sample of the failures that were kept, and of the cases that passed."""
         begun = time.thread_time()
         until, searching = begun + self.seconds, begun + self.seconds / 2
-        sample = spread(self.trials, ASKED)
+        plain = [t for t in self.trials if not named(t.verdict)]  # what no contract explains tells more
+        sample = spread(plain if len(plain) >= ASKED / 2 else self.trials, ASKED)
         by_size = sorted(sample, key=lambda t: (any(named(t.verdict)), scores(t.case)))
         counts = self._counted(by_size, until)
         for trial in by_size:

@@ -5,19 +5,19 @@ The order is that in which they are asked, and named where cases cannot tell the
 
 from . import (  # isort: skip
     written, early_exit, alignment, patterns, sparse_masks, lengths, mask_reading, other_questions, packed_rows,
-    scores, bias, rows, sinks, results, arrays, addresses, dropout, gradients, dbias, through_softmax,
-    weights_again, backward_products, packed, storage, caches, codes, rotation, maxima, tails, functions, roundings,
-    score_roundings, partial_roundings, gradient_roundings, mask_tiles, tile_bounds, hidden_tiles, partial_sums,
-    beyond, parts_of_keys, strides, stale, online, lazy, merges, splits, tiles_in_splits, length_sources, narrowing,
-    fragments,
+    scores, bias, rows, sinks, results, matrices, arrays, addresses, dropout, gradients, dbias, through_softmax,
+    weights_again, backward_products, beyond, packed, storage, caches, codes, rotation, maxima, tails, functions,
+    roundings, score_roundings, partial_roundings, gradient_roundings, mask_tiles, tile_bounds, hidden_tiles,
+    partial_sums, parts_of_keys, strides, stale, online, lazy, merges, splits, tiles_in_splits, length_sources,
+    narrowing, fragments,
 )  # fmt: skip
 
 __all__ = [
     "addresses", "alignment", "arrays", "backward_products", "beyond", "bias", "caches", "codes", "dbias",
     "dropout", "early_exit", "fragments", "functions", "gradient_roundings", "gradients", "hidden_tiles", "lazy",
-    "length_sources", "lengths", "mask_reading", "mask_tiles", "maxima", "merges", "narrowing", "online",
-    "other_questions", "packed", "packed_rows", "partial_roundings", "partial_sums", "parts_of_keys", "patterns",
-    "results", "rotation", "roundings", "rows", "score_roundings", "scores", "sinks", "sparse_masks", "splits",
-    "stale", "storage", "strides", "tails", "through_softmax", "tile_bounds", "tiles_in_splits", "weights_again",
-    "written",
+    "length_sources", "lengths", "mask_reading", "mask_tiles", "matrices", "maxima", "merges", "narrowing",
+    "online", "other_questions", "packed", "packed_rows", "partial_roundings", "partial_sums", "parts_of_keys",
+    "patterns", "results", "rotation", "roundings", "rows", "score_roundings", "scores", "sinks", "sparse_masks",
+    "splits", "stale", "storage", "strides", "tails", "through_softmax", "tile_bounds", "tiles_in_splits",
+    "weights_again", "written",
 ]  # fmt: skip

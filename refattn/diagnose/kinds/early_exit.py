@@ -18,11 +18,10 @@ __all__: list[str] = []
 LEFT: dict[str, dict[str, float]] = {
     "out and lse stay NaN": {"out": np.nan, "lse": np.nan}, "out stays NaN": {"out": np.nan},
     "lse stays NaN": {"lse": np.nan}, "out and lse stay 0": {"out": 0.0, "lse": 0.0}, "lse is +inf": {"lse": np.inf},
-    "out stays NaN and lse 0": {"out": np.nan, "lse": 0.0}, "out, lse and dq stay NaN": dict.fromkeys(
-        ("out", "lse", "dq"), np.nan), "dq stays NaN": {"dq": np.nan},
+    "lse is -inf, without the sink": {"lse": -np.inf}, "out stays NaN and lse 0": {"out": np.nan, "lse": 0.0},
+    "out, lse and dq stay NaN": {"out": np.nan, "lse": np.nan, "dq": np.nan}, "dq stays NaN": {"dq": np.nan},
 }  # fmt: skip
 WHERE: dict[str, Any] = {
-    "In entries without keys": None,
     **{f"In tiles of {n} rows that see nothing": (n, False) for n in (16, 64, 128)},
     **{f"In tiles of {n} rows, packed head by head, that see nothing": (n, "heads") for n in (16, 64, 128)},
     **{f"In tiles of {n} rows, packed query by query, that see nothing": (n, True) for n in (16, 64, 128)},
@@ -30,11 +29,11 @@ WHERE: dict[str, Any] = {
 
 
 def _may(case: Case, how: Any) -> bool:
-    if case.want.isdisjoint(how.left):
+    if not case.want >= set(how.left) or (how.left.get("lse") == -np.inf and case.sinks is None):
         return False
     if how.where is None:
         return 0 in case.lengths[1]
-    return _may_be_empty(case)
+    return case.mask is not None and _may_be_empty(case)
 
 
 def _same(case: Case, how: Any) -> Any:
@@ -45,7 +44,7 @@ def _same(case: Case, how: Any) -> Any:
     return min(size, case.Lq * group), packed if group > 1 else False
 
 
-@kind(_may, "out lse dq", same=("where", _same), where=WHERE, left=LEFT)
+@kind(_may, "out lse dq", where={"In entries without keys": None}, left=LEFT)
 class left_early(Bounds):
     """{where} the kernel returns early: {left}."""
 
@@ -64,13 +63,19 @@ class left_early(Bounds):
         return ~self.of_tile(self.seen.any(-1), lambda x: x.any(-1))
 
 
+@kind(_may, "out lse dq", same=("where", _same), where=WHERE, left=LEFT)
+class tiles_left_early(left_early):
+    """{where} the kernel returns early: {left}."""
+
+
 AS_IT_WAS: dict[str, dict[str, float]] = {
     "out and lse": {"out": ANYTHING, "lse": ANYTHING}, "out": {"out": ANYTHING}, "lse": {"lse": ANYTHING},
     "out, lse and dq": {"out": ANYTHING, "lse": ANYTHING, "dq": ANYTHING}, "dq": {"dq": ANYTHING},
 }  # fmt: skip
 
 
-@kind(_may, "out lse dq", vague=True, same=("where", _same), where=WHERE, left=AS_IT_WAS)
+@kind(_may, "out lse dq", vague=True, same=("where", _same), where={"In entries without keys": None} | WHERE,
+      left=AS_IT_WAS)  # fmt: skip
 class left_as_it_was(left_early):
     """{where} the kernel returns early: {left} stay as memory was, whatever it held."""
 

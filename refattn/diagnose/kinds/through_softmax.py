@@ -46,6 +46,11 @@ DELTAS: dict[str, Delta] = {
     "multiplied by the scale": lambda x, d: d * x.factor(),
     "multiplied by ln 2": lambda x, d: d * LN2,
     "sum(out²)": lambda x, d: (x.out * x.out).sum(-1),
+    "the sum of weights and their gradients before dropout": lambda x, d: x.of_weights(lambda dp: dp),
+    "the sum of weights and their gradients, dropped twice": lambda x, d: x.of_weights(lambda dp: x.dropped(
+        x.dropped(dp))),
+    "the sum of weights and their gradients, dropped and not divided by 1 - p":
+        lambda x, d: x.of_weights(lambda dp: dp if x.keep is None else np.where(x.keep, dp, 0)),
     "sum(dout)": lambda x, d: x.x["dout"].sum(-1),
     "the mean of out · dout": lambda x, d: d / max(x.v.shape[3], 1),
     "without dropout's 1 / (1 - p)": lambda x, d: d / x.undropped() if x.undropped() else d,
@@ -66,6 +71,10 @@ class delta(Model):
 
     def delta_of(self, columns: slice) -> Array:
         return np.asarray((self.out * self.x["dout"])[..., columns].sum(-1))
+
+    def of_weights(self, how: Callable[[Array], Array]) -> Array:
+        p = self.again()
+        return np.asarray(np.where(self.seen, p * how(self.dp_of(self.x["dout"])), 0).sum(-1))
 
     def size(self) -> int:
         return max(1, self.given.H // max(1, self.given.Hkv))

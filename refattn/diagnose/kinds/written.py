@@ -77,16 +77,18 @@ class written_at(Model):
     left, axis = 0.0, 1
 
     def told(self, y: dict[str, Array]) -> dict[str, Array]:
-        return y | {n: self.moved(y[n]) for n in self.of if n in y}
+        empty = {n: 0.0 if self.left == -np.inf and n != "lse" else self.left for n in self.of}
+        return y | {n: self.moved(y[n], empty[n]) for n in self.of if n in y}
 
-    def moved(self, x: Array) -> Array:
-        at, found = type(self).to(self.given), np.full_like(x, self.left).swapaxes(0, self.axis)
+    def moved(self, x: Array, empty: float) -> Array:
+        at, found = type(self).to(self.given), np.full_like(x, empty).swapaxes(0, self.axis)
         for place, own in zip(at, x.swapaxes(0, self.axis), strict=True):
             if 0 <= place < at.size:
                 found[place] = own
         return found.swapaxes(0, self.axis)
 
 
+EMPTY = NEVER | {"0, lse -inf": -np.inf}
 WRITTEN = RESULTS | {"out, lse and dq": ("out", "lse", "dq")}
 
 
@@ -105,12 +107,12 @@ class query_head(Model):
         return x | {n: x[n][:, at] for n in self.of if n in x}
 
 
-@kind(_elsewhere, shows="out lse dq", of=WRITTEN, to=HEADS, left=NEVER)
+@kind(_elsewhere, shows="out lse dq", of=WRITTEN, to=HEADS, left=EMPTY)
 class written_at_head(written_at):
     """{of} of head h: written at the place of {to}, the last one stays; the rest is never written, and is {left}."""
 
 
-@kind(_elsewhere, shows="out lse dq", of=RESULTS, to=ENTRIES, left=NEVER)
+@kind(_elsewhere, shows="out lse dq", of=RESULTS, to=ENTRIES, left=EMPTY)
 class written_at_entry(written_at):
     """{of}: written at the place of {to}, the last one stays; the rest is never written, and is {left}."""
 
