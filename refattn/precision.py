@@ -68,7 +68,7 @@ class Precision:
     tile: int = 16
     """smallest number of keys between two rescalings."""
     grad_q_block: int = 0
-    """> 0: dk and dv are accumulated in the output dtype across blocks of so many queries."""
+    """> 0: dk and dv are accumulated in the output dtype across blocks of so many queries of a head."""
     grad_k_block: int = 0
     """> 0: dq is accumulated in the output dtype across blocks of so many keys."""
     grad_per_head: bool = False

@@ -6,6 +6,8 @@ import contextlib
 import importlib.util
 import io
 import json
+import threading
+import time
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -176,6 +178,22 @@ def test_turns() -> None:
         "has not": "no float64", "is wrong": "ValueError: row 0 is off",
         "dies": "its process died", "was dead": "its process died",
     }  # fmt: skip
+
+
+def test_a_turn_ends_when_its_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "REST", 0.1)
+    monkeypatch.setattr(timing, "RESTS", 10**6)
+    stop = threading.Event()
+
+    def spin() -> None:
+        end = time.perf_counter() + 0.5
+        while time.perf_counter() < end:
+            pass
+        stop.set()
+
+    threading.Thread(target=spin).start()
+    timing.settle()
+    assert stop.is_set()
 
 
 def test_slow_ones_are_left_out() -> None:

@@ -126,6 +126,11 @@ def test_a_hole_that_was_found() -> None:
     assert judged(BY_NAME["flushed"], make(by_id("gathered-x-dscale-f16"))).status == "passed"
 
 
+def test_another_hole() -> None:
+    """Blocks of queries were once counted over a whole group: three heads of nine rows as one block of 32."""
+    assert judged(BY_NAME["blocked_gradients"], make(by_id("grad-gqa-3-bf16"))).status == "passed"
+
+
 def test_truncation() -> None:
     x = np.array([1 + 2.0**-24, 1 + 3 * 2.0**-24, -1 - 3 * 2.0**-24, 1 - 2.0**-26, 0.0])
     assert toward_zero(x, np.float32).tolist() == [1.0, 1 + 2.0**-23, -1 - 2.0**-23, 1 - 2.0**-24, 0.0]

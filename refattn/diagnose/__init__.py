@@ -10,7 +10,7 @@ explains a case, no others that are much less plausible (`refattn.diagnose.order
 It is named as exact only if it explains every failing case and no case that passed speaks against it.  Otherwise that
 which explains most of the cases is named, with their number, and with what all of these have and none of those that
 passed and speak against it, if there is such a thing (`refattn.diagnose.conditions`); otherwise the one that explains
-most of the squared error, with its share; or none, and in which cases it fails.
+most of the squared error, with its share; or none, and what all failures have in common (`refattn.diagnose.facts`).
 
 Hypotheses are the catalogue of mutants turned round, and families with a parameter: the size of tiles, which head,
 off by how many (`refattn.diagnose.hypothesis`).  One that explains each row that is wrong, and would make wrong what

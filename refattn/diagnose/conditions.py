@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import comb
 
 from ..case import Case
 
-__all__ = ["Condition", "condition"]
+__all__ = ["Condition", "common", "condition"]
 
 SURE = 0.02
 """A condition is no accident if one of so many would tell the cases apart with at most this probability."""
 
 SAID = 1, 4
 """It is not said at all if more would do so by accident: of one, and of pairs, which explain the splitting of keys."""
+
+PROBABLE = 0.05, 0.25
+"""Of what all that fail have in common a first thing is said, and a second, if so little probable by accident."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +49,39 @@ def condition(failing: Sequence[Case], against: Sequence[Case]) -> Condition | N
     return None
 
 
-def _common(failing: Sequence[Case], against: Sequence[Case]) -> Iterator[tuple[str, frozenset[Case]]]:
+def common(failing: Sequence[Case], others: Sequence[Case]) -> tuple[str, frozenset[Case]] | None:
+    """What all cases that fail have, one thing or two, and few of the others; and which of these have it all the same.
+
+    It is said if it is no accident: as many cases drawn at random from all would seldom have any such thing in common.
+    """
+    if not failing or not others:
+        return None
+    found = sorted(_common(failing, others, _more_sizes), key=lambda x: x[0].startswith("without"))
+    tried = len(frozenset().union(*map(_features, (*failing, *others)))) + 2 * len(_more_sizes(failing[0]))
+    said, left, n = [], frozenset(others), len(failing)
+    for probable in PROBABLE:
+        words, have = min(found, key=lambda x: len(left & x[1]), default=("", left))
+        some = left & have
+        if 2 * len(some) > len(left) or tried * comb(n + len(some), n) > probable * comb(n + len(left), n):
+            break
+        said.append(words)
+        left = some
+    return (" and ".join(said), left) if said else None
+
+
+def _common(
+    failing: Sequence[Case], against: Sequence[Case], sizes: Callable[[Case], dict[str, int]] | None = None
+) -> Iterator[tuple[str, frozenset[Case]]]:  # fmt: skip
     """What all that fail have in common, the likeliest first, and the others that have it too."""
+    sizes = sizes or _sizes
     told = {c: _features(c) for c in (*failing, *against)}
     for word in sorted(frozenset.intersection(*(told[c] for c in failing))):
         yield f"with {word}", frozenset(c for c in against if word in told[c])
     absent = frozenset().union(*(told[c] for c in against)) - frozenset().union(*(told[c] for c in failing))
     for word in sorted(absent):
         yield f"without {word}", frozenset(c for c in against if word not in told[c])
-    for name in _sizes(failing[0]):
-        ours, theirs = ([_sizes(c)[name] for c in cases] for cases in (failing, against))
+    for name in sizes(failing[0]):
+        ours, theirs = ([sizes(c)[name] for c in cases] for cases in (failing, against))
         least, most = min(ours), max(ours)
         fewer = max((n for n in theirs if n < least), default=least)
         more = min((n for n in theirs if n > most), default=most)
@@ -80,14 +106,24 @@ def _sizes(case: Case) -> dict[str, int]:
     }  # fmt: skip
 
 
+def _more_sizes(case: Case) -> dict[str, int]:
+    """With those that mostly are others over again."""
+    return _sizes(case) | {"queries in the shortest entry": min(case.lengths[0], default=0)}
+
+
 def _features(case: Case) -> frozenset[str]:
     told = {
         "D that differs from Dv": case.D != case.Dv, "gradients": case.backward, "a mask": case.mask is not None,
         "Lq that differs from Lk": case.Lq != case.Lk, "Lq > Lk": case.Lq > case.Lk, "Lq < Lk": case.Lq < case.Lk,
         "lengths that differ": len(set(zip(*case.lengths, strict=True))) > 1,
-        "16 bits": case.dtype in ("float16", "bfloat16"), f"arrays as {type(case.storage).__name__}": True,
+        "16 bits": case.dtype in ("float16", "bfloat16"), "rotary of a part of a head": _partly_rotated(case),
+        f"arrays as {type(case.storage).__name__}": True,
     }  # fmt: skip
     told |= {f"{name} not a multiple of {n}": size % n != 0 for n in (8, 16, 32, 64)
              for name, size in (("Lk", case.Lk), ("Lq", case.Lq), ("D", case.D), ("Dv", case.Dv))}  # fmt: skip
     words = {w for w in case.features() if w not in ("D!=Dv", "Lq!=Lk", "mask", "backward")}
     return frozenset(words | {word for word, on in told.items() if on})
+
+
+def _partly_rotated(case: Case) -> bool:
+    return case.rotary is not None and case.rotary.dim < case.D

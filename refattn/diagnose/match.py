@@ -22,6 +22,7 @@ from .distances import grown, largest_of_row, roundings, step
 from .hypothesis import LOOPS, Hypothesis
 from .model import LOG2E, Inputs, Model
 from .regions import KEYS, REGIONS, ROWS, within
+from .sight import rows_moved
 from .worst import Worst
 
 __all__ = ["FORWARD", "HALF", "Match", "Trial"]
@@ -48,11 +49,13 @@ class Match:
     left: float
     forward: bool = False
     """it explains what the forward returns, whatever the gradients"""
+    close: bool = True
+    """what is left is little against what was returned too: an answer near 0 is not explained by others near 0"""
 
     @property
     def nearly(self) -> bool:
-        """All but a thousandth of the squared error, or within bound."""
-        return self.explains or self.share >= ALL
+        """All but a thousandth of the squared error, and of what was returned; or within bound."""
+        return self.explains or (self.share >= ALL and self.close)
 
     @property
     def share(self) -> float:
@@ -206,6 +209,9 @@ class Trial:
         first = forward if self.failing & FORWARD else names
         arithmetic = self.contract if h.rounding else None
         try:
+            rows = rows_moved(h, self.inputs) if self.failing & FORWARD else None
+            if rows is not None and self.worst.reached(rows) < HALF:
+                return NONE
             exact = self._solved(h, arithmetic, first)
             nearer = self.worst.nearer(exact)
             if nearer < HALF:
@@ -237,7 +243,7 @@ class Trial:
     def _fit(
         self, h: Hypothesis, exact: Mapping[str, Array], promised: Mapping[str, Array], names: Iterable[str]
     ) -> Match:  # fmt: skip
-        within, error, left = True, 0.0, 0.0
+        within, close, error, left = True, True, 0.0, 0.0
         for name in names:
             expected, got = self.expected[name], self.got[name]
             if name not in exact or got.shape != expected.value.shape:
@@ -253,14 +259,15 @@ class Trial:
                     return NONE
                 continue
             within, error, left = within and one.explains, error + one.error, left + one.left
+            close = close and (one.explains or one.close or name not in self.failing)
         if self._excused_alone and not any(
             (np.isnan(exact[n]) & np.isnan(self.got[n])).any() for n in self.failing if n in exact
         ):
             return NONE
-        found = Match(within, error, left)
+        found = Match(within, error, left, close=close)
         if h.rounding:
             return Match(found.share >= BITS, error, left)
-        return found if found.share >= HALF else Match(False, error, left)  # here it changes little, or nothing
+        return found if found.share >= HALF else replace(found, explains=False)  # here it changes little
 
     def _fit_one(
         self, got: Array, expected: Expected, exact: Array, promised: Array, may_be_nan: bool
@@ -269,9 +276,10 @@ class Trial:
         off, wrong, radius, judged = self._compared(got, expected, exact, promised, may_be_nan)
         within = bool((off <= radius)[judged].all())
         with np.errstate(all="ignore"):
-            units = [np.minimum(np.where(np.isnan(x), np.inf, x) / radius, 1e6)[judged] for x in (wrong, off)]
-        error, left = (float((u * u).sum()) for u in units)
-        return Match(within, error, left)
+            sizes = [np.where(np.isnan(x), np.inf, x) for x in (wrong, off, np.abs(got))]
+            units = [np.minimum(x / radius, 1e6)[judged] for x in sizes]
+        error, left, size = (float((u * u).sum()) for u in units)
+        return Match(within, error, left, close=left <= (1 - ALL) * size)
 
     def _compared(
         self, got: Array, expected: Expected, exact: Array, promised: Array, may_be_nan: bool

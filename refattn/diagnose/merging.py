@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,8 @@ __all__ = ["merged"]
 
 NAMED = 2
 """So many bugs are named where the processes do not agree."""
+
+COUNTED = re.compile(r"\d+ (of|such) ")
 
 
 def merged(findings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -36,4 +39,10 @@ def merged(findings: Sequence[Mapping[str, Any]]) -> list[str]:
                  for kind, n in explained.most_common(NAMED)]  # fmt: skip
     ahead = told[: sum(n > max(explained.values(), default=0) for n in notes.values())]
     lines = ahead + lines + [line for line in told if line not in ahead]
-    return lines or ["no bug of the catalogue explains it"]
+    return lines or ["no bug of the catalogue explains it", *_facts(findings)]
+
+
+def _facts(findings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What each of them says of its failures, without counts, is so of all."""
+    first, *others = (found.get("facts", ()) for found in findings)
+    return [line for line in first if not COUNTED.search(line) and all(line in told for told in others)]

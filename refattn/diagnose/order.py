@@ -23,8 +23,10 @@ FEW = 64
 """if there are more than so many, or they differ in the size of tiles or splits alone."""
 RICHNESS = 0.03
 """What speaks against a kind for each bit that it has to fit by."""
-FAILED, PASSED = 6, 8
+FAILED, PASSED = 6, 16
 """so many cases are looked at"""
+DECODED = 16
+"""Up to so many queries may be decoded, in a way of their own."""
 
 
 def by_plausibility(
@@ -35,12 +37,20 @@ def by_plausibility(
     Those of gradients alone come before others where the `forward` is right, and losses of bits where errors are
     `slight`, and there alone.
     """
-    placed, of_rows = [], _against(tuple(spread(failed, FAILED)), tuple(spread(passed, PASSED)))
+    alike = _alike(failed, passed)
+    placed, of_rows = [], _against(tuple(spread(failed, FAILED)), tuple(spread(alike, PASSED)))
     for row, against in zip(_rows(), of_rows, strict=True):
         bits = 0 if not row[0].rounding else -1 if slight else 1
         against += RICHNESS * richness(row[0])
         placed.append((against + bits + (not forward and not row[0].shows <= frozenset(GRADIENTS)), row))
     return [(against, h) for against, row in sorted(placed, key=lambda x: x[0]) for h in row]
+
+
+def _alike(failed: Sequence[Case], passed: Sequence[Case]) -> Sequence[Case]:
+    """The cases that passed; those of no more queries, if all that failed have few."""
+    most = max(c.Lq for c in failed)
+    few = [c for c in passed if c.Lq <= most]
+    return few if few and most <= DECODED else passed
 
 
 @lru_cache(maxsize=4)

@@ -13,9 +13,9 @@ from ..case import GRADIENTS, Case
 from ..judge import Verdict
 from ..localise import localise
 from .conclusion import closest, conclude
-from .conditions import condition
 from .diagnosis import Diagnosis
 from .evidence import SCORES, bare, can_be_evaluated, named, scores, short
+from .facts import facts
 from .hypothesis import Hypothesis, hypotheses, whole_family
 from .match import FORWARD, HALF, Trial
 from .order import by_plausibility, spread
@@ -60,6 +60,8 @@ class Suspects:
     """All hypotheses are asked of cases of no more scores."""
     trials: list[Trial] = field(default_factory=list)
     passed: list[Case] = field(default_factory=list)
+    larger: list[Case] = field(default_factory=list)
+    """those that passed and are too large to speak against anything"""
     failing: int = 0
     candidates: dict[Hypothesis, int] = field(default_factory=dict)
     """those that explain some failure, and how many"""
@@ -80,8 +82,8 @@ class Suspects:
 
     def watch(self, verdict: Verdict) -> tuple[str, ...]:
         """What a failure looks like, in lines: a bug of the catalogue, or where it is; none if it is no failure."""
-        if verdict.status == "passed" and scores(verdict.case) <= SEARCHED:
-            self.passed.append(verdict.case)
+        if verdict.status == "passed":
+            (self.passed if scores(verdict.case) <= SEARCHED else self.larger).append(verdict.case)
         if verdict.status != "failed":
             return ()
         self.failing += 1
@@ -179,19 +181,13 @@ class Suspects:
         ahead = [told[note] for note, n in notes.items() if n >= HALF * self.failing and n > found.cases
                  and (first is None or note.startswith("undeclared"))]  # fmt: skip
         lines = [*ahead, *(found.lines() if self.trials else ()), *(x for x in told.values() if x not in ahead)]
-        lines += self._where() if self.trials and first is None and not ahead else []
+        unknown = self.trials and first is None and not ahead
+        common = facts(self.trials, self.passed + self.larger, self.failing, self.seconds / 4) if unknown else []
+        lines += common
         return {
             "lines": lines, "first": "" if first is None else str(first), "exact": bool(found.found),
-            "cases": found.cases, "failing": self.failing, "notes": notes,
+            "cases": found.cases, "failing": self.failing, "notes": notes, "facts": common,
         }  # fmt: skip
-
-    def _where(self) -> list[str]:
-        """What fails, and in which cases, if nothing is known of it."""
-        names = sorted(frozenset().union(*(t.failing for t in self.trials)))
-        where = condition([t.case for t in self.trials], self.passed)
-        told = [f"in no output but {' and '.join(names)}"] if len(names) < 3 else []
-        told += [] if where is None else [f"in {where} alone"]
-        return [f"it fails {', '.join(told)}"] if told else []
 
     def _consistent(self, note: str, n: int) -> bool:
         """Whether a convention on empty rows is not an accident: most that fail are so, or none that has any passed."""

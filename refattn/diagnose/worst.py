@@ -60,3 +60,11 @@ class Worst:
                 off = np.where((answer == got) | both, 0, capped(np.abs(answer - got)))
             least = min(least, float((off <= NEARER * wrong).mean()))
         return least
+
+    def reached(self, rows: Array) -> float:
+        """The most that `nearer` comes to for an answer that is right but in these rows (B, H, Lq)."""
+        least = 1.0
+        for name, (shape, at, _, _) in self.found.items():
+            if name in ("out", "lse") and at.size and shape[:3] == rows.shape:
+                least = min(least, float(rows.ravel()[at // (shape[3] if name == "out" else 1)].mean()))
+        return least

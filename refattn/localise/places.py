@@ -9,7 +9,7 @@ import numpy as np
 
 from .values import Compared
 
-__all__ = ["sources"]
+__all__ = ["exchanged", "sources"]
 
 Array = np.ndarray[Any, Any]
 
@@ -21,7 +21,12 @@ _LETTERS = {"entry": "b", "head": "h", "key head": "h", "row": "i", "key": "j", 
 
 
 def sources(x: Compared) -> Iterator[str]:
-    """For each axis, sentences on what the indices that fail hold instead of their own.
+    """Sentences on what the indices that fail hold instead of their own."""
+    return (text for _, text in exchanged(x))
+
+
+def exchanged(x: Compared) -> Iterator[tuple[str, str]]:
+    """The axes along which indices that fail hold the values of others, each with a sentence on it.
 
     An index is said to hold another's values if all of them are within the other's bounds, if these tell it from
     every other index, and if that is so for all indices that fail wholly, of which there are two or more, or for one
@@ -37,7 +42,7 @@ def sources(x: Compared) -> Iterator[str]:
         )
         pairs = _pairs(g, low, high, there, bad)
         if pairs and 2 * len(pairs) > np.count_nonzero(bad.any(1)):
-            yield f"{x.name}{_rule(pairs, _LETTERS[what], shape[axis])}"
+            yield what, f"{x.name}{_rule(pairs, _LETTERS[what], shape[axis])}"
 
 
 def _pairs(got: Array, lo: Array, hi: Array, judged: Array, failing: Array) -> dict[int, int]:

@@ -13,7 +13,7 @@ from ..case import MATRICES, Case
 from ..dtypes import FORMATS
 from ..truth import Expected
 
-__all__ = ["DENSE", "Compared", "factors", "growth", "kinds"]
+__all__ = ["DENSE", "Compared", "factors", "growth", "holds", "kinds", "numbers"]
 
 Array = np.ndarray[Any, Any]
 
@@ -57,19 +57,22 @@ def factors(x: Compared, case: Case) -> Iterator[str]:
     large = np.abs(value) >= np.quantile(np.abs(value), 0.5)
     with np.errstate(all="ignore"):
         factor = float(np.median(got[large] / value[large]))
-    if math.isclose(factor, -1.0, rel_tol=1e-3) and _holds(x, -1.0, 0.0):
+    if math.isclose(factor, -1.0, rel_tol=1e-3) and holds(x, -1.0, 0.0):
         yield "all of it has the wrong sign"
-    elif factor != 0.0 and math.isfinite(factor) and _holds(x, factor, 0.0):
+    elif factor != 0.0 and math.isfinite(factor) and holds(x, factor, 0.0):
         yield f"all of it is {factor:.6g} times what it should be{_known(factor, case, ' = ')}"
     offset = float(np.median(got - value))
-    if x.name == "lse" and offset and _holds(x, 1.0, offset):
+    if x.name == "lse" and offset and holds(x, 1.0, offset):
         yield f"all of it is off by {offset:+.6g}{_known(math.exp(min(offset, 700.0)), case, ' = log ')}"
 
 
-def _holds(x: Compared, factor: float, offset: float) -> bool:
-    """Whether factor times the value plus offset is within the bound, stretched alike, and far from the value."""
+def holds(x: Compared, factor: float, offset: float, at: Array | None = None) -> bool:
+    """Whether factor times the value plus offset is within the bound, stretched alike, and far from the value.
+
+    It is asked of the elements `at`, or of all that are judged.
+    """
     e, u = x.expected, FORMATS[x.expected.dtype].u
-    judged = x.judged & ~e.nonfinite
+    judged = x.judged & ~e.nonfinite if at is None else at
     with np.errstate(all="ignore"):
         made = factor * e.value + offset
         half = np.maximum(e.hi - e.value, e.value - e.lo)
@@ -80,19 +83,23 @@ def _holds(x: Compared, factor: float, offset: float) -> bool:
 
 def _known(factor: float, case: Case, link: str) -> str:
     """The name of a number that a kernel may forget."""
+    near = 2e-3 if FORMATS[case.dtype].bits < 20 else 1e-5
+    return next((link + name for name, n in numbers(case).items() if math.isclose(factor, n, rel_tol=near)), "")
+
+
+def numbers(case: Case) -> dict[str, float]:
+    """By name, the numbers that a kernel may forget, and one over each; not 0 and 1, which change nothing."""
     scale = case.scale if case.scale is not None else case.D**-0.5 if case.D else 1.0
     group, p = case.H / case.Hkv if case.Hkv else 1.0, case.dropout or 0.0
-    numbers: Mapping[str, float] = {
+    known: Mapping[str, float] = {
         "log2(e)": math.log2(math.e), "log(2)": math.log(2), "2": 2.0, "1/2": 0.5, "-1": -1.0, "scale": scale,
         "D": case.D, "D**0.5": case.D**0.5, "H / Hkv": group, "1 - dropout": 1 - p, "scale**2": scale * scale,
     }  # fmt: skip
-    near = 2e-3 if FORMATS[case.dtype].bits < 20 else 1e-5
-    for name, number in numbers.items():
-        inverse = f"1 / ({name})" if " " in name else f"1 / {name}"
-        for text, n in ((name, number), (inverse, 1 / number if number else 0.0)):
-            if n not in (0.0, 1.0) and math.isclose(factor, n, rel_tol=near):
-                return link + text
-    return ""
+    found = {}
+    for name, n in known.items():
+        found[name] = n
+        found[f"1 / ({name})" if " " in name else f"1 / {name}"] = 1 / n if n else 0.0
+    return {name: n for name, n in found.items() if n not in (0.0, 1.0)}
 
 
 def growth(x: Compared) -> Iterator[str]:

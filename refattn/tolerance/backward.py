@@ -106,8 +106,9 @@ def backward(
         return Backward(dq, dk, dv, [_dsink(h, r, g.c) for h, r in zip(heads, known, strict=True)], scalars)
 
 
-def _blocks(n: int, size: int) -> int:
-    return -(-n // size) if size else 1
+def _blocks(n: int, size: int, heads: int = 1) -> int:
+    """How many parts are added up in the output dtype: blocks are of one head, whatever is left of them."""
+    return heads * -(-n // size) if size else 1
 
 
 def _rows_pass(h: Head, r: Rows, g: Keys, scalars: Scalars) -> Bound:
@@ -248,7 +249,7 @@ def _keys_pass(heads: list[Head], known: list[Rows], g: Keys) -> tuple[Bound, Bo
         dk.put(keys, *of_dk)
         dv.put(keys, *of_dv)
         count[keys] = x.visible.sum(1, keepdims=True)
-    blocks = _blocks(len(q), g.precision.grad_q_block)
+    blocks = _blocks(len(heads[0].q), g.precision.grad_q_block, len(heads))
     return dk.finish(count, blocks, apart_k, c, g.scale), dv.finish(count, blocks, apart_v, c, raised)
 
 

@@ -63,7 +63,7 @@ def backward_lite(h: Head, g: Keys, group: int) -> LiteBackward:
         if precision.grad_per_head:
             each = (abs(g.scale) * np.abs(of_head.dS @ h.q), np.abs(of_head.kept @ h.dout))
             apart_k, apart_v = (a.reshape(B, H // group, group, *a.shape[2:]).sum(2) for a in each)
-        count, blocks = x.visible.sum(-1, keepdims=True), _blocks(group * Lq, precision.grad_q_block)
+        count, blocks = x.visible.sum(-1, keepdims=True), _blocks(Lq, precision.grad_q_block, group)
         dk = _Sum(*of_dk).finish(count, blocks, apart_k, c, g.scale, 0.0)
         dv = _Sum(*of_dv).finish(count, blocks, apart_v, c, 1.0, 0.0)
         return LiteBackward(_shortened(dq), _shortened(dk), _shortened(dv), _dsink(h, r, c))

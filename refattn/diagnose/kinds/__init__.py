@@ -5,19 +5,20 @@ The order is that in which they are asked, and named where cases cannot tell the
 
 from . import (  # isort: skip
     written, early_exit, alignment, patterns, sparse_masks, lengths, mask_reading, other_questions, packed_rows,
-    scores, bias, rows, sinks, results, matrices, arrays, addresses, dropout, gradients, dbias, through_softmax,
-    weights_again, backward_products, beyond, packed, storage, caches, codes, rotation, maxima, tails, functions,
-    roundings, score_roundings, partial_roundings, gradient_roundings, mask_tiles, tile_bounds, hidden_tiles,
-    partial_sums, parts_of_keys, strides, stale, online, lazy, merges, splits, tiles_in_splits, length_sources,
-    narrowing, fragments,
+    scores, bias, rows, sinks, results, matrices, arrays, addresses, dropout, gradients, dsinks, dbias,
+    through_softmax, weights_again, backward_products, beyond, packed, storage, caches, code_bytes, codes, rotation,
+    rotary_pairs, maxima, tails, functions, roundings, score_roundings, partial_roundings, gradient_roundings,
+    mask_tiles, mask_bits, tile_bounds, hidden_tiles, partial_sums, parts_of_keys, strides, stale, online, lazy,
+    merges, unseen_splits, merged_lse, splits, tiles_in_splits, length_sources, narrowing, fragments,
 )  # fmt: skip
 
 __all__ = [
-    "addresses", "alignment", "arrays", "backward_products", "beyond", "bias", "caches", "codes", "dbias",
-    "dropout", "early_exit", "fragments", "functions", "gradient_roundings", "gradients", "hidden_tiles", "lazy",
-    "length_sources", "lengths", "mask_reading", "mask_tiles", "matrices", "maxima", "merges", "narrowing",
-    "online", "other_questions", "packed", "packed_rows", "partial_roundings", "partial_sums", "parts_of_keys",
-    "patterns", "results", "rotation", "roundings", "rows", "score_roundings", "scores", "sinks", "sparse_masks",
-    "splits", "stale", "storage", "strides", "tails", "through_softmax", "tile_bounds", "tiles_in_splits",
-    "weights_again", "written",
+    "addresses", "alignment", "arrays", "backward_products", "beyond", "bias", "caches", "code_bytes", "codes",
+    "dbias", "dropout", "dsinks", "early_exit", "fragments", "functions", "gradient_roundings", "gradients",
+    "hidden_tiles", "lazy", "length_sources", "lengths", "mask_bits", "mask_reading", "mask_tiles", "matrices",
+    "maxima", "merged_lse", "merges", "narrowing", "online", "other_questions", "packed", "packed_rows",
+    "partial_roundings", "partial_sums", "parts_of_keys", "patterns", "results", "rotary_pairs", "rotation",
+    "roundings", "rows", "score_roundings", "scores", "sinks", "sparse_masks", "splits", "stale", "storage",
+    "strides", "tails", "through_softmax", "tile_bounds", "tiles_in_splits", "unseen_splits", "weights_again",
+    "written",
 ]  # fmt: skip

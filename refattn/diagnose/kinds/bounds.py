@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ...case import Case
+from ...masks import Window
+from ...mutants import rewritten
 from ..model import Array, Model
 
-__all__ = ["KEYS", "ROWS", "SAME", "Bounds", "hides"]
+__all__ = ["KEYS", "ROWS", "SAME", "Bounds", "bounded", "hides"]
 
 KEYS = (16, 32, 64, 128)
+BOUNDING = ("Causal", "Window", "Prefix", "Chunked")
+"""masks that bound the tiles that are gone over"""
 HEADS = "heads"
 ROWS: dict[str, tuple[int, bool | str]] = {str(n): (n, False) for n in (1, 16, 32, 64, 128)}
 ROWS |= {f"{n} packed": (n, True) for n in (16, 32, 64, 128)}
@@ -32,7 +37,15 @@ SAME = ("rows", _reach)
 
 def hides(case: Case) -> bool:
     """Whether some of its mask bounds the tiles that are gone over."""
-    return case.mask is not None and any(word in repr(case.mask) for word in ("Causal", "Window", "Prefix", "Chunked"))
+    return case.mask is not None and any(word in repr(case.mask) for word in BOUNDING)
+
+
+def bounded(case: Case) -> Array:
+    """What is seen by the parts of its mask that bound tiles, as if others hid nothing."""
+    if "Not(" in repr(case.mask):
+        return np.asarray(case.visibility.tile())
+    mask = rewritten(case.mask, lambda m: m if type(m).__name__ in BOUNDING else Window(None, None, "top_left"))
+    return np.asarray(replace(case.visibility, mask=mask).tile())
 
 
 class Bounds(Model):

@@ -1,18 +1,29 @@
-"""How keys are cut into splits: in chunks of a size, in so many parts, in whole tiles."""
+"""How keys are cut into splits: in chunks, in so many parts, in whole tiles; of all keys, or of those seen."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 from ...case import Case
 
-__all__ = ["CUTS", "SAME", "Cut", "chunks"]
+__all__ = ["BY_INDEX", "CUTS", "SAME", "USUAL", "Cut", "chunks", "ends"]
 
 Cut = Callable[[int, int], tuple[int, ...]]
 """of the number of keys of an entry, and of the longest, where each part but the first begins"""
-NUMBERS, TILES = (2, 3, 4, 8), (16, 32, 64, 128)
+NUMBERS, TILES, LEAST = (2, 3, 4, 8), (16, 32, 64, 128), (8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A cut of the keys from the first to the last that some query of an entry sees."""
+
+    cut: Cut
+
+    def __call__(self, n: int, most: int) -> tuple[int, ...]:
+        return self.cut(n, most)
 
 
 def _part(n: int) -> str:
@@ -23,9 +34,9 @@ def _sized(n: int, most: int, size: int) -> tuple[int, ...]:
     return tuple(range(size, n, size))
 
 
-def _up(n: int, most: int, parts: int) -> tuple[int, ...]:
+def _up(n: int, most: int, parts: int, least: int = 1) -> tuple[int, ...]:
     """As many in each, rounded up, but the last."""
-    return _sized(n, most, max(-(-n // parts), 1))
+    return _sized(n, most, max(-(-n // parts), least))
 
 
 def _even(n: int, most: int, parts: int) -> tuple[int, ...]:
@@ -55,24 +66,46 @@ def _of_longest(n: int, most: int, cut: Cut) -> tuple[int, ...]:
     return tuple(at for at in cut(most, most) if at < n)
 
 
-CUTS: dict[str, Cut] = {f"{size} keys": partial(_sized, size=size) for size in (*TILES, 256)}
-CUTS |= {f"Lk / {n} keys, rounded up": partial(_up, parts=n) for n in NUMBERS}
-CUTS |= {f"Lk / {n} keys, the rest with the last": partial(_floor, parts=n) for n in NUMBERS}
-CUTS |= {f"Lk / {n} keys, the first ones a key longer": partial(_even, parts=n) for n in NUMBERS}
-CUTS |= {f"a {_part(n)} of the tiles of {tile} keys, rounded {'up' if up else 'down'}":
-         partial(_tiles, parts=n, tile=tile, up=up) for tile in TILES for n in NUMBERS for up in (True, False)}
-CUTS |= {f"a {_part(n)} of the tiles of {tile} keys, rounded up, from the last": partial(_from_last, parts=n, tile=tile)
-         for tile in TILES for n in NUMBERS}  # fmt: skip
-CUTS |= {f"{words}, of the longest entry": partial(_of_longest, cut=CUTS[words])
-         for words in list(CUTS) if "rounded up" in words and "from" not in words}  # fmt: skip
+BY_INDEX: dict[str, Cut] = {f"{size} keys": partial(_sized, size=size) for size in (*TILES, 256)}
+BY_INDEX |= {f"Lk / {n} keys, rounded up": partial(_up, parts=n) for n in NUMBERS}
+BY_INDEX |= {f"Lk / {n} keys, the rest with the last": partial(_floor, parts=n) for n in NUMBERS}
+BY_INDEX |= {f"Lk / {n} keys, the first ones a key longer": partial(_even, parts=n) for n in NUMBERS}
+BY_INDEX |= {f"a {_part(n)} of the tiles of {tile} keys, rounded {'up' if up else 'down'}":
+             partial(_tiles, parts=n, tile=tile, up=up) for tile in TILES for n in NUMBERS for up in (True, False)}
+BY_INDEX |= {f"a {_part(n)} of the tiles of {tile} keys, rounded up, from the last":
+             partial(_from_last, parts=n, tile=tile) for tile in TILES for n in NUMBERS}  # fmt: skip
+BY_INDEX |= {f"{words}, of the longest entry": partial(_of_longest, cut=BY_INDEX[words])
+             for words in list(BY_INDEX) if "rounded up" in words and "from" not in words}  # fmt: skip
+CUTS: dict[str, Cut] = BY_INDEX | {
+    f"Lk / {n} keys, rounded up, at least {least}": partial(_up, parts=n, least=least)
+    for n in (*NUMBERS, 16) for least in LEAST
+}  # fmt: skip
+USUAL = {words: cut for words, cut in CUTS.items() if words.endswith(" keys") or (
+    "rounded up" in words and " entry" not in words and "from" not in words)}  # fmt: skip
+USUAL |= {f"{words}, of those that an entry sees": Seen(cut) for words, cut in USUAL.items()}
+CUTS |= USUAL
 
 
-def _cuts(case: Case, how: Any) -> tuple[tuple[int, ...], ...]:
-    return tuple(how.cut(n, case.Lk) for n in case.lengths[1])
+@lru_cache(maxsize=4096)
+def _seen(case: Case) -> tuple[tuple[int, int], ...]:
+    """Of each entry the first key that some query sees, and one past the last."""
+    rows = case.visibility.tile().any((1, 2))
+    return tuple((int(x.argmax()), len(x) - int(x[::-1].argmax())) if x.any() else (0, 0) for x in rows)
 
 
-SAME = ("cut", _cuts)
+def ends(case: Case, cut: Cut) -> tuple[tuple[int, ...], ...]:
+    """Of each entry where its parts begin, and where the last one ends."""
+    if isinstance(cut, Seen):
+        return tuple((a, *(a + at for at in cut(b - a, b - a)), b) for a, b in _seen(case))
+    return tuple((0, *cut(n, case.Lk), case.Lk) for n in case.lengths[1])
+
+
+def _ends(case: Case, how: Any) -> tuple[tuple[int, ...], ...]:
+    return ends(case, how.cut)
+
+
+SAME = ("cut", _ends)
 
 
 def chunks(case: Case, how: Any) -> bool:
-    return any(_cuts(case, how))
+    return any(len(parts) > 2 for parts in _ends(case, how))

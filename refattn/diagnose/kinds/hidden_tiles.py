@@ -10,8 +10,10 @@ import numpy as np
 
 from ...case import Case
 from ..hypothesis import kind
-from ..model import Array
-from .bounds import KEYS, ROWS, SAME, Bounds, hides
+from ..model import Array, safe
+from .bounds import KEYS, ROWS, SAME, Bounds, bounded, hides
+from .loops import State
+from .maxima import NAN, Underflow, exp_of
 
 __all__: list[str] = []
 
@@ -28,6 +30,7 @@ VALUES: dict[str, tuple[Logit, str]] = {
     "-1e4": (lambda x: -1e4, ""), "-1e9": (lambda x: -1e9, ""), "-1e30": (lambda x: -1e30, ""),
     "0": (lambda x: 0.0, ""), "0, with the bias": (_bias, "bias"),
 }
+CAPPED = {words: value for words, value in VALUES.items() if value[1] == "softcap"}
 ENDS = {"the last key that one sees": False, "the end of its last tile": True}
 
 
@@ -40,22 +43,31 @@ def _same(case: Case, how: Any) -> Any:
     return SAME[1](case, how) if hides(case) else None
 
 
-@kind(_applies, same=("rows", _same), value=VALUES, rows=ROWS, keys=KEYS, whole=ENDS)
-class hidden_logit_in_visited(Bounds):
+class Visited(Bounds):
+    """Which keys are gone over in tiles of rows and keys, from the first that one of its rows sees to the last."""
+
+    whole = False
+
+    def visited(self) -> Array:
+        case = self.case
+        real = np.asarray(replace(case.visibility, mask=None).tile())
+        if not hides(case):
+            return real
+        first, last = self.ends(bounded(case))
+        low = self.down(self.of_tile(first, lambda x: x.min(-1)))
+        high = self.of_tile(last, lambda x: x.max(-1))
+        j = np.arange(case.Lk)
+        return real & (j >= low[..., None]) & (j < (self.up(high) if self.whole else high)[..., None])
+
+
+@kind(_applies, same=("rows", _same), value=VALUES, rows=ROWS, keys=(1, *KEYS), whole=ENDS)
+class hidden_logit_in_visited(Visited):
     """Hidden logits are {value}, not -inf, in tiles of {rows} rows and {keys} keys that are gone over, to {whole}."""
 
     value = VALUES["-1e9"]
-    whole = False
 
     def hide(self, t: Array) -> Array:
-        case, seen = self.case, self.seen
-        real = np.asarray(replace(case.visibility, mask=None).tile())
-        visited, j = real, np.arange(t.shape[-1])
-        if hides(case):
-            first, last = self.ends(np.asarray(case.visibility.tile()))
-            low = self.down(self.of_tile(first, lambda x: x.min(-1)))
-            high = self.of_tile(last, lambda x: x.max(-1))
-            visited = real & (j >= low[..., None]) & (j < (self.up(high) if self.whole else high)[..., None])
+        seen, visited = self.seen, self.visited()
         self.leak = visited & ~seen
         self.seen = visited | seen
         return np.where(seen, t, np.where(self.leak, self.value[0](self), -np.inf))
@@ -63,3 +75,27 @@ class hidden_logit_in_visited(Bounds):
     def low(self, x: Array, what: str = "weights") -> Array:
         """Nothing goes back through what is a constant."""
         return super().low(np.where(self.leak, 0, x) if what == "ds" else x, what)
+
+
+@kind(_applies, same=("rows", _same), value=CAPPED, rows=ROWS, keys=(1, *KEYS), whole=ENDS)
+class hidden_logit_in_sum(hidden_logit_in_visited):
+    """Hidden keys count as {value} in the sum alone, in tiles of {rows} rows and {keys} keys gone over, to {whole}."""
+
+    def weighed(self, p: Array, keys: slice = slice(None)) -> Array:
+        seen, self.seen = self.seen, self.seen & ~self.leak
+        found = super().weighed(np.where(self.leak[..., keys], 0, p), keys)
+        self.seen = seen
+        return found
+
+
+@kind(
+    lambda case: case.mask is not None, same=("rows", _same), rows=ROWS, keys=(1, *KEYS), whole=ENDS, nan=NAN,
+)  # fmt: skip
+class maximum_of_visited(Visited, Underflow):
+    """The maximum is that of hidden keys too, in tiles of {rows} rows and {keys} keys gone over, to {whole}{nan}."""
+
+    def attend(self, t: Array) -> State:
+        logits = np.where(self.visited() | self.seen, self.logits(self.s), -np.inf)
+        m = np.where(np.isnan(logits), -np.inf, logits).max(-1, initial=-np.inf)
+        p = exp_of(t - safe(m)[..., None], self.given)
+        return m, p.sum(-1), self.weighed(p)

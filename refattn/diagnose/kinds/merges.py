@@ -8,40 +8,51 @@ import numpy as np
 
 from ..hypothesis import kind
 from ..model import LOG2E, Array, Model, safe
-from .cuts import CUTS, SAME, Cut, chunks
+from .cuts import CUTS, SAME, Cut, chunks, ends
 from .loops import State
 
-__all__: list[str] = []
+__all__ = ["Splits", "with_maxima"]
 
 
 class Splits(Model):
     """Partial softmaxes over chunks of keys, each (m, l, o), and how they become one."""
 
     cut: Cut
+    with_sink = False
+    """whether the sink is one more of them, of lse the sink and output 0"""
 
     def attend(self, t: Array) -> State:
         """Of each entry by its own length."""
-        own = np.array(self.case.lengths[1])
+        of_entries = ends(self.case, self.cut)
         m, z = np.full(t.shape[:3], -np.inf, t.dtype), np.zeros(t.shape[:3], t.dtype)
         o = np.zeros((*t.shape[:3], self.v.shape[3]), t.dtype)
-        for n in set(own.tolist()):
-            at = own == n
-            for x, part in zip((m, z, o), self.merged(*self.parts_of(t, n)), strict=True):
+        for own in set(of_entries):
+            at = np.array([parts == own for parts in of_entries])
+            for x, part in zip((m, z, o), self.merged(*self.parts_of(t, own)), strict=True):
                 x[at] = part[at]
         return m, z, o
 
-    def parts_of(self, t: Array, n: int) -> State:
-        ends = (0, *self.cut(n, self.case.Lk), self.case.Lk)
-        key = (self.dtype, "parts", ends)
+    def parts_of(self, t: Array, of: tuple[int, ...]) -> State:
+        key = (self.dtype, "parts", of)
         if key not in self.inputs.made:
-            self.inputs.made[key] = self.parts(t, ends)
+            self.inputs.made[key] = self.parts(t, of)
         found: State = self.inputs.made[key]
-        return found
+        return self.and_sink(*found) if self.with_sink else found
 
-    def parts(self, t: Array, ends: tuple[int, ...]) -> State:
+    def and_sink(self, m: Array, z: Array, o: Array) -> State:
+        sink = self.sink(self.x["sinks"]) if "sinks" in self.x else None
+        if sink is None:
+            return m, z, o
+        logit = np.broadcast_to(sink, m.shape[1:])[None].astype(m.dtype)
+        return np.append(m, logit, 0), np.append(z, np.ones_like(logit), 0), np.append(o, np.zeros_like(o[:1]), 0)
+
+    def join(self, m: Array, z: Array, o: Array) -> State:
+        return (m, z, o) if self.with_sink else super().join(m, z, o)
+
+    def parts(self, t: Array, of: tuple[int, ...]) -> State:
         """m, l and o of each chunk, stacked."""
         parts = []
-        for keys in map(slice, ends, ends[1:]):
+        for keys in map(slice, of, of[1:]):
             m = t[..., keys].max(-1, initial=-np.inf)
             p = np.exp(t[..., keys] - safe(m)[..., None])
             parts.append((m, p.sum(-1), self.weighed(p, keys)))
@@ -79,10 +90,10 @@ MERGES: dict[str, Merge] = {
         lambda m, z, o: (m.max(0), z.sum(0), (o * _plain(m)[1][..., None]).sum(0)),
     "weighs outputs by exp(m - max), without the sums": lambda m, z, o: _merged(
         *_sum(m, z), (_mean(z, o) * _plain(m)[1][..., None]).sum(0) / _plain(m)[1].sum(0)[..., None]),
-    "weighs outputs by exp(m - max), without the sums, which lse lacks too": lambda m, z, o: _with(
+    "weighs outputs by exp(m - max), without the sums, which lse lacks too": lambda m, z, o: with_maxima(
         m, np.where(z > 0, 1.0, 0.0), _mean(z, o), m),
     "weighs outputs by exp(m - max) times their sums, products as they are":
-        lambda m, z, o: _with(m, z, o * z[..., None], m),
+        lambda m, z, o: with_maxima(m, z, o * z[..., None], m),
     "weighs outputs by their sums, without the maxima": lambda m, z, o: _merged(
         *_sum(m, z), o.sum(0) / np.where(z.sum(0) == 0, 1, z.sum(0))[..., None]),
     "weighs outputs by exp(lse - max lse), and does not divide by the sum of weights": lambda m, z, o: _merged(
@@ -96,7 +107,7 @@ MERGES: dict[str, Merge] = {
         *_sum(m, z), (_mean(z, o) * _own(m, z)[..., None]).sum(0) / _own(m, z).sum(0)[..., None]),
     "rescales by powers of 2 of natural maxima": lambda m, z, o: _powers(m, z, o, np.log(2)),
     "rescales by powers of e of maxima in base 2": lambda m, z, o: _powers(m, z, o, LOG2E),
-    "exchanges the maxima": lambda m, z, o: _with(m, z, o, m[::-1]),
+    "exchanges the maxima": lambda m, z, o: with_maxima(m, z, o, m[::-1]),
     "gives each split the lse of the next": lambda m, z, o: _merged(
         *_sum(m, z), (_mean(z, o) * np.roll(_by(m, z, np.e), -1, 0)[..., None]).sum(0) /
         _by(m, z, np.e).sum(0)[..., None]),
@@ -107,9 +118,9 @@ MERGES: dict[str, Merge] = {
     "gives each row the partial lse of the first": lambda m, z, o: _weighed_by(m, z, o, _by(m, z, np.e)[:, :, :, :1]),
     "takes the first split alone": lambda m, z, o: (m[0], z[0], o[0]),
     "takes the last split alone": lambda m, z, o: (m[-1], z[-1], o[-1]),
-    "leaves out the last split": lambda m, z, o: _with(m[:-1], z[:-1], o[:-1], m[:-1]),
-    "leaves out the first split": lambda m, z, o: _with(m[1:], z[1:], o[1:], m[1:]),
-    "finds partial results with split and head exchanged in memory": lambda m, z, o: _with(
+    "leaves out the last split": lambda m, z, o: with_maxima(m[:-1], z[:-1], o[:-1], m[:-1]),
+    "leaves out the first split": lambda m, z, o: with_maxima(m[1:], z[1:], o[1:], m[1:]),
+    "finds partial results with split and head exchanged in memory": lambda m, z, o: with_maxima(
         _exchanged(m, 2), _exchanged(z, 2), _exchanged(o, 2), _exchanged(m, 2)),
     "finds partial lse with split and head exchanged in memory":
         lambda m, z, o: _weighed_by(m, z, o, _exchanged(_by(m, z, np.e), 2)),
@@ -117,32 +128,17 @@ MERGES: dict[str, Merge] = {
         lambda m, z, o: _weighed_by(m, z, o, _exchanged(_by(m, z, np.e), 3)),
     "finds partial outputs with split and head exchanged in memory": lambda m, z, o: _weighed_by(
         m, z, _exchanged(_mean(z, o), 2) * z[..., None], _by(m, z, np.e)),
-    "counts one more split, of lse 0 and output 0": lambda m, z, o: _with(
+    "counts one more split, of lse 0 and output 0": lambda m, z, o: with_maxima(
         _and(m, 0), _and(z, 1), _and(o, 0), _and(m, 0)),
-    "takes the first two splits alone": lambda m, z, o: _with(m[:2], z[:2], o[:2], m[:2]),
+    "takes the first two splits alone": lambda m, z, o: with_maxima(m[:2], z[:2], o[:2], m[:2]),
     "adds the first split twice": lambda m, z, o: _counted(m, z, o, 0),
     "adds the last split twice": lambda m, z, o: _counted(m, z, o, -1),
-    "takes the sum of the first split for all": lambda m, z, o: _with(m, z[:1] + 0 * z, o, m),
+    "takes the sum of the first split for all": lambda m, z, o: with_maxima(m, z[:1] + 0 * z, o, m),
     "does not subtract the largest lse from the weights: they overflow": lambda m, z, o: _merged(
         *_sum(m, z), (_mean(z, o) * np.exp(_own(m, z).astype(np.float32))[..., None]).sum(0)
         / np.exp(_own(m, z).astype(np.float32)).sum(0)[..., None]),
     "takes the split of the largest maximum alone": lambda m, z, o: tuple(
         np.take_along_axis(x, _at(m, x), 0)[0] for x in (m, z, o)),
-    "is NaN where a split saw nothing": lambda m, z, o: _nan_where((z == 0).any(0), *_with(m, z, o, m)),
-    "is NaN where all splits saw nothing": lambda m, z, o: _nan_where((z == 0).all(0), *_with(m, z, o, m)),
-    "is NaN where the first splits saw nothing":
-        lambda m, z, o: _nan_where((z == 0)[:2].all(0), *_with(m, z, o, m)),
-    "counts a split that saw nothing as a sum of 1":
-        lambda m, z, o: _with(np.where(z == 0, 0, m), np.where(z == 0, 1, z), o, np.where(z == 0, 0, m)),
-}  # fmt: skip
-OF_LSE: dict[str, Merge] = {
-    "is the largest of theirs": lambda m, z, o: _lse_is(m, z, o, _own(m, z).max(0)),
-    "is that of the first": lambda m, z, o: _lse_is(m, z, o, _own(m, z)[0]),
-    "is that of the last": lambda m, z, o: _lse_is(m, z, o, _own(m, z)[-1]),
-    "is the sum of theirs": lambda m, z, o: _lse_is(m, z, o, _own(m, z).sum(0)),
-    "is the mean of theirs": lambda m, z, o: _lse_is(m, z, o, _own(m, z).mean(0)),
-    "is log of the weights' sum, without the largest lse": lambda m, z, o: _lse_is(
-        m, z, o, np.log(np.exp(_own(m, z) - safe(_own(m, z).max(0))).sum(0))),
 }  # fmt: skip
 
 
@@ -165,7 +161,7 @@ def _weighed_by(m: Array, z: Array, o: Array, weight: Array) -> State:
     return _merged(*_sum(m, z), (_mean(z, o) * weight[..., None]).sum(0) / np.where(total == 0, 1, total)[..., None])
 
 
-def _with(m: Array, z: Array, o: Array, maxima: Array) -> State:
+def with_maxima(m: Array, z: Array, o: Array, maxima: Array) -> State:
     if not len(m):
         empty = np.zeros(o.shape[1:])
         return np.full(o.shape[1:-1], -np.inf), np.zeros(o.shape[1:-1]), empty
@@ -187,7 +183,7 @@ def _counted(m: Array, z: Array, o: Array, which: int) -> State:
     times = np.ones(len(m))
     times[which] = 2
     times = times.reshape(-1, *(1 for _ in m.shape[1:]))
-    return _with(m, z * times, o * times[..., None], m)
+    return with_maxima(m, z * times, o * times[..., None], m)
 
 
 def _powers(m: Array, z: Array, o: Array, ln: float) -> State:
@@ -201,30 +197,9 @@ def _at(m: Array, x: Array) -> Array:
     return at[..., None] if x.ndim > m.ndim else at
 
 
-def _nan_where(where: Array, m: Array, z: Array, o: Array) -> State:
-    return m, np.where(where, np.nan, z), np.where(where[..., None], np.nan, o)
-
-
-def _lse_is(m: Array, z: Array, o: Array, lse: Array) -> State:
-    """The right output, and another lse."""
-    _, total, product = _with(m, z, o, m)
-    out = product / np.where(total == 0, 1, total)[..., None]
-    return lse, np.ones_like(lse) * (total > 0), out * (total > 0)[..., None]
-
-
 @kind(chunks, same=SAME, how=MERGES, cut=CUTS)
 class merge(Splits):
     """The merge of splits of {cut} {how}."""
-
-    how: Merge
-
-    def merged(self, m: Array, z: Array, o: Array) -> State:
-        return self.how(m, z, o)
-
-
-@kind(chunks, shows="lse", same=SAME, how=OF_LSE, cut=CUTS)
-class merged_lse(Splits):
-    """lse of splits of {cut} {how}."""
 
     how: Merge
 

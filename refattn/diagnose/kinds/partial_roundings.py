@@ -9,7 +9,7 @@ import numpy as np
 from ...case import Case
 from ..hypothesis import kind
 from ..model import Array
-from .cuts import CUTS, SAME, chunks
+from .cuts import BY_INDEX, SAME, chunks
 from .loops import State
 from .merges import Splits
 from .roundings import TO, lowered, named
@@ -24,7 +24,7 @@ def _splits(case: Case, how: Any) -> bool:
     return bool(named(how.to, case)) and chunks(case, how)
 
 
-@kind(_splits, rounding=True, same=SAME, of=OF, to=TO, cut=CUTS)
+@kind(_splits, rounding=True, same=SAME, of=OF, to=TO, cut=BY_INDEX)
 class partial_rounded(Splits):
     """The {of} of each split of {cut} is rounded to {to} before the merge."""
 

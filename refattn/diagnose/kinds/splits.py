@@ -12,7 +12,7 @@ from ...masks import SinkTokens
 from ..hypothesis import kind
 from ..model import Array, Model, safe
 from .alignment import Asked
-from .cuts import CUTS, SAME, Cut, chunks
+from .cuts import BY_INDEX, CUTS, SAME, Cut, chunks, ends
 
 __all__: list[str] = []
 
@@ -22,17 +22,17 @@ class Local(Model):
 
     cut: Cut
 
-    def ends(self) -> list[tuple[int, ...]]:
+    def ends(self) -> tuple[tuple[int, ...], ...]:
         """Of each entry."""
-        return [(0, *self.cut(n, self.given.Lk), self.given.Lk) for n in self.given.lengths[1]]
+        return ends(self.given, self.cut)
 
     def place(self) -> Array:
         """(B, 1, 1, Lk)"""
-        rows = [[np.arange(b - a) for a, b in zip(ends, ends[1:], strict=False)] for ends in self.ends()]
+        rows = [[np.arange(b - a) for a, b in zip(of, of[1:], strict=False)] for of in self.ends()]
         return np.stack([np.concatenate(row) for row in rows])[:, None, None]
 
 
-@kind(chunks, same=SAME, cut=CUTS, what={"left out": 0.0, "counted twice": 2.0}, end={"first": 0, "last": -1})
+@kind(chunks, same=SAME, cut=BY_INDEX, what={"left out": 0.0, "counted twice": 2.0}, end={"first": 0, "last": -1})
 class key_between_splits(Local):
     """The {end} key of each split of {cut}, but at the ends, is {what}."""
 
@@ -40,14 +40,14 @@ class key_between_splits(Local):
 
     def attend(self, t: Array) -> tuple[Array, Array, Array]:
         times = np.ones((t.shape[0], t.shape[3]), t.dtype)
-        for own, ends in zip(times, self.ends(), strict=True):
-            own[[at + self.end for at in ends[1:-1]]] = self.what
+        for own, of in zip(times, self.ends(), strict=True):
+            own[[at + self.end for at in of[1:-1]]] = self.what
         m = t.max(-1, initial=-np.inf)
         p = np.exp(t - safe(m)[..., None]) * times[:, None, None]
         return m, p.sum(-1), self.weighed(p)
 
 
-@kind(lambda case, how: case.mask is not None and chunks(case, how), same=SAME, cut=CUTS)
+@kind(lambda case, how: case.mask is not None and chunks(case, how), same=SAME, cut=BY_INDEX)
 class mask_by_place_in_split(Local):
     """The mask is told a key's place within its split of {cut}, not its index."""
 
@@ -63,7 +63,7 @@ def _has(case: Case, how: Any) -> bool:
     return chunks(case, how) and all(there.get(n, True) for n in how.of)
 
 
-@kind(_has, same=SAME, cut=CUTS, of={
+@kind(_has, same=SAME, cut=BY_INDEX, of={
     "The bias is": ("bias",), "What dropout keeps is": ("keep",), "Keys and values are": ("k", "v"),
     "Keys are": ("k",), "Values are": ("v",),
 })  # fmt: skip
@@ -83,7 +83,7 @@ class by_place_in_split(Local):
         return x
 
 
-@kind(lambda case, how: case.k_lens is not None and chunks(case, how), same=SAME, cut=CUTS)
+@kind(lambda case, how: case.k_lens is not None and chunks(case, how), same=SAME, cut=BY_INDEX)
 class length_by_place_in_split(Local):
     """The length of the keys is compared with a key's place within its split of {cut}."""
 
@@ -99,5 +99,5 @@ class sink_per_split(Local):
     """The sink joins the denominator once in each split of {cut}."""
 
     def sink(self, sinks: Array) -> Array | None:
-        splits = np.array([len(ends) - 1 for ends in self.ends()])
+        splits = np.array([len(parts) - 1 for parts in self.ends()])
         return (sinks + np.log(splits)[:, None])[..., None]

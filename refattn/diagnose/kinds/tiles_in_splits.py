@@ -9,20 +9,41 @@ import numpy as np
 from ...case import Case
 from ..hypothesis import kind
 from ..model import Array, Model
+from .cuts import Seen, ends
 
 __all__: list[str] = []
 
 
-@kind(lambda case, how: case.Lk % how.splits != 0 and case.Lk > how.splits, splits=(2, 3, 4, 8))
-class keys_past_splits(Model):
-    """The keys are cut into {splits} splits of Lk // {splits}, rounded down: those past the last are left out."""
+KEYS = {"Lk": "all", "its length": "own", "the number that it sees": "seen"}
 
-    splits = 2
+
+def _past(case: Case, how: Any) -> tuple[tuple[int, int], ...]:
+    """Of each entry the first key past its splits, and one past the last of all that are split."""
+    over: tuple[tuple[int, ...], ...]
+    if how.of == "seen":
+        over = ends(case, Seen(lambda n, most: ()))
+    else:
+        over = tuple((0, case.Lk if how.of == "all" else n) for n in case.lengths[1])
+    return tuple((a + how.splits * max((b - a) // how.splits, how.least), b) for a, b in over)
+
+
+def _left(case: Case, how: Any) -> bool:
+    return any(a < b for a, b in _past(case, how))
+
+
+@kind(
+    _left, same=("least", _past), of=KEYS, splits=(2, 3, 4, 8, 16),
+    least={"": 1, ", at least 8": 8, ", at least 16": 16, ", at least 32": 32, ", at least 64": 64},
+)  # fmt: skip
+class keys_past_splits(Model):
+    """Keys are cut into {splits} splits of {of} // {splits}{least}, rounded down: those past the last are left out."""
+
+    of, splits, least = "all", 2, 1
 
     def visible(self) -> Array:
         seen = np.array(super().visible())
-        n = seen.shape[-1]
-        seen[..., n // self.splits * self.splits :] = False
+        for own, (first, last) in zip(seen, _past(self.given, type(self)), strict=True):
+            own[..., first:last] = False
         return seen
 
 

@@ -27,7 +27,7 @@ from refattn.case import Case
 from refattn.inputs import Problem
 from refattn.masks import Causal
 from refattn.precision import preset
-from refattn.truth import truth
+from refattn.truth import quick_truth
 
 from .work import Work, cores, inputs
 
@@ -133,5 +133,5 @@ def _truth(N: int, dtype: str) -> tuple[float, int]:
         case = Case("one-head", "a long head", Lq=n, Lk=n, D=64, Dv=64, dtype=dtype, mask=mask)
         return Problem(case, {"q": q[:, :, :n], "k": k[:, :, :n], "v": v[:, :, :n]})
 
-    truth(problem(64), preset(dtype))
-    return grown(lambda: truth(problem(N), preset(dtype)))
+    quick_truth(problem(64), preset(dtype))
+    return grown(lambda: quick_truth(problem(N), preset(dtype)))

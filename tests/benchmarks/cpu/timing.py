@@ -1,8 +1,8 @@
 """Interleaved timing: each implementation in a process of its own, and these take turns.
 
 In one process they would share thread pools, OpenMP runtimes and rounding modes that each sets for itself, and
-one that crashes would end all.  A process waits idle while another has its turn; a short rest lets threads that
-spin fall asleep.  The order of a round is drawn anew, so that nobody always follows the same neighbour.
+one that crashes would end all.  A turn ends when the threads that spin on after a call have fallen asleep: a process
+waits idle while another has its turn.  The order of a round is drawn anew, so that nobody always follows the same neighbour.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from .work import Work, agree, cores, inputs
 
 Job = tuple[str, Work | Ceiling]
 """The name of an implementation and what it does."""
-REST = 0.005
+REST, RESTS = 0.005, 60
+"""A turn ends after so many seconds in which its process did nothing, or so many times that."""
 VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
@@ -86,7 +87,17 @@ def turn(work: Work | Ceiling, least: float) -> tuple[float, int]:
         call()
         taken.append(time.perf_counter() - now)
         now += taken[-1]
+    settle()
     return statistics.median(taken), len(taken)
+
+
+def settle() -> None:
+    """Wait until no thread of this process runs: OpenBLAS, OpenMP and Eigen spin for some hundredths of a second."""
+    for _ in range(RESTS):
+        before = time.process_time()
+        time.sleep(REST)
+        if time.process_time() - before < REST / 10:
+            return
 
 
 # ---- in the process that asks
@@ -121,7 +132,6 @@ def interleaved(
     draw = random.Random(0)
     for _ in range(rounds):
         for job in draw.sample(list(turns), len(turns)):
-            time.sleep(REST)
             try:
                 turns[job].append(pools[job[0]].submit(turn, job[1], plan.turn).result())
             except BrokenProcessPool:
