@@ -262,7 +262,7 @@ def verdict(package: ModuleType, probe: Probe) -> Verdict:
 def only_whether() -> None:
     """Have the judge of this process not look for explanations of a failure: only whether it is one counts."""
     module = importlib.import_module("refattn.judge")
-    for name in ("_undeclared", "_other_contract"):
+    for name in ("undeclared", "other_contract"):
         setattr(module, name, lambda *args: ())
     assert FORMATS and Path(module.__file__ or "").name == "judge.py"
 

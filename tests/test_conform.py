@@ -269,7 +269,11 @@ def test_probe_of_leaking_nan(leaking: list[str]) -> None:
     assert verdict.status == "failed" and verdict.notes, verdict
     assert all(note.startswith("undeclared convention: masked_nan_") for note in verdict.notes)
     declared = Conventions(**{f"masked_nan_{n}": "leaks" for n in leaking})
-    assert judge(problem, {"out": out}, preset("float32"), declared).status == "acceptable"
+    alone = judge(problem, {"out": out}, preset("float32"), declared)
+    assert alone.status == "unsupported" and alone.reasons[0].startswith("nothing to judge under masked_nan_")
+    if leaking == ["v"]:
+        with_lse = judge(problem, {"out": out, "lse": found["lse"]}, preset("float32"), declared)
+        assert with_lse.status == "acceptable" and with_lse.conventions == {"masked_nan_v": "leaks"}
 
 
 def test_loosened_contract_is_told() -> None:
