@@ -13,7 +13,7 @@ __all__ = ["BY_INDEX", "CUTS", "SAME", "USUAL", "Cut", "chunks", "ends"]
 
 Cut = Callable[[int, int], tuple[int, ...]]
 """of the number of keys of an entry, and of the longest, where each part but the first begins"""
-NUMBERS, TILES, LEAST = (2, 3, 4, 8), (16, 32, 64, 128), (8, 16, 32, 64)
+NUMBERS, TILES, LEAST = (2, 3, 4, 8), (16, 32, 64, 128), (8, 16, 64)
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ BY_INDEX |= {f"{words}, of the longest entry": partial(_of_longest, cut=BY_INDEX
              for words in list(BY_INDEX) if "rounded up" in words and "from" not in words}  # fmt: skip
 CUTS: dict[str, Cut] = BY_INDEX | {
     f"Lk / {n} keys, rounded up, at least {least}": partial(_up, parts=n, least=least)
-    for n in (*NUMBERS, 16) for least in LEAST
+    for n in (2, 4, 8, 16) for least in LEAST
 }  # fmt: skip
 USUAL = {words: cut for words, cut in CUTS.items() if words.endswith(" keys") or (
     "rounded up" in words and " entry" not in words and "from" not in words)}  # fmt: skip
-USUAL |= {f"{words}, of those that an entry sees": Seen(cut) for words, cut in USUAL.items()}
+USUAL |= {f"{words}, of those that an entry sees": Seen(cut) for words, cut in USUAL.items() if "tiles" not in words}
 CUTS |= USUAL
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from ...case import Case
 from ..hypothesis import kind
 from ..model import LN2, LOG2E, Array, safe
-from .cuts import CUTS, SAME, USUAL, chunks
+from .cuts import SAME, USUAL, chunks
 from .loops import State
 from .merges import Splits
 
@@ -65,7 +65,7 @@ class Merged(Splits):
         raise NotImplementedError
 
 
-@kind(_splits, shows="lse", same=SAME, how=TOLD, cut=CUTS, with_sink=SINK)
+@kind(_splits, shows="lse", same=SAME, how=TOLD, cut=USUAL, with_sink=SINK)
 class merged_lse(Merged):
     """lse of splits of {cut}{with_sink} is {how}."""
 

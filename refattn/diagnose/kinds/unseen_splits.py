@@ -11,7 +11,7 @@ import numpy as np
 from ...case import Case
 from ..hypothesis import kind
 from ..model import Array
-from .cuts import CUTS, SAME, ends
+from .cuts import SAME, USUAL, ends
 from .loops import State
 from .merges import Splits, with_maxima
 
@@ -73,7 +73,7 @@ def _held(held: Array, m: Array, z: Array, o: Array) -> State:
     return with_maxima(m, z, np.where(held[..., None], o, 0), m)
 
 
-@kind(_unseen, same=SAME, how=UNSEEN, cut=CUTS)
+@kind(_unseen, same=SAME, how=UNSEEN, cut=USUAL)
 class merge_of_unseen(Splits):
     """The merge of splits of {cut} {how}."""
 
