@@ -77,8 +77,9 @@ def test_the_wrong_alignment_is_caught() -> None:
 
 
 def test_conventions() -> None:
+    assert judged(default, small(family="poisoned", k_lens=(9, 4))) == "acceptable"
     hidden = small(mask=Documents((1,) * 5, (1,) * 4 + (0,) * 5), family="poisoned", k_lens=(4, 4))
-    assert judged(default, hidden) == "acceptable"
+    assert judged(default, hidden) == "unsupported"  # all that it returns is NaN: nothing is left to judge
     assert judged(default, small(mask=BOTTOM, Lq=9, Lk=5)) == "passed"  # rows that see nothing are zero
 
 

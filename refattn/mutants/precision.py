@@ -243,7 +243,10 @@ class stored_truncated(Rules):
         return super().store(_cut(x, name) if narrow else x, name)
 
 
-@mutant("precision", "", _of("bfloat16"), "accumulator_16_bit", caught="padding-x-decode-bf16", semantic=False)
+@mutant(
+    "precision", "", lambda case: "bfloat16" in (case.dtype, case.out_dtype), "accumulator_16_bit",
+    caught="padding-x-decode-bf16", semantic=False,
+)  # fmt: skip
 class stored_through_fp16(Rules):
     """What is returned in bfloat16 was rounded to float16 before."""
 
