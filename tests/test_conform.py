@@ -221,6 +221,16 @@ def test_a_declared_convention_is_acceptable_an_undeclared_one_is_named() -> Non
     assert judge(problem, solved(TALL)[1], contract, both).status == "passed", "a convention is a permission, no duty"
 
 
+def test_where_a_convention_leaves_nothing_to_judge() -> None:
+    case = dataclasses.replace(TALL, k_lens=(0,))
+    found = {"out": np.full(case.shape_of("out"), np.nan, "f4")}
+    verdict = judge(make(case), found, preset("float32"), Conventions(empty_rows="nan"))
+    assert verdict.status == "unsupported"
+    assert verdict.reasons == ("nothing to judge under empty_rows='nan': every element may be NaN",)
+    with_lse = found | {"lse": solved(case)[1]["lse"]}
+    assert judge(make(case), with_lse, preset("float32"), Conventions(empty_rows="nan")).status == "acceptable"
+
+
 def test_conventions_excuse_nothing_else() -> None:
     everything = Conventions("leaks", "leaks", "nan", "any", "e", "included")
     problem, found = solved(SMALL)

@@ -43,8 +43,8 @@ KEYS = {
     "keys that should be seen had no weight": ("no weight", "too few"), "keys were counted twice": ("twice",),
     "hidden keys had weight": ("must be hidden", "too many"),
 }  # fmt: skip
-VAGUE = ("in ", "too ", "further ", "a multiple", "off by as much", "infinite in")
-"""Words that begin so leave room for others."""
+VAGUE = ("in each", "in most", "a multiple", "off by as", "further", "infinite in", "NaN in", "too ", "of the right")
+"""Words that begin so leave room for others; the most telling first."""
 
 
 @dataclass
@@ -201,10 +201,10 @@ def _manners(names: Sequence[str], looks: Sequence[Look]) -> Iterator[str]:
         if sum(int(look.wrong[name].failing.sum()) for look in looks if name in look.wrong) < ELEMENTS:
             continue
         n, counts = len(told), Counter(word for row in told for word in row)
-        order = {word: at for row in reversed(told) for at, word in enumerate(row)}
-        said = sorted((w for w in counts if counts[w] >= MOSTLY * n), key=lambda w: (-counts[w], order[w]))
-        exact = [w for w in said if not w.startswith(VAGUE)][:1]
-        which = exact or said[:2]
+        likely = [word for word in counts if counts[word] >= MOSTLY * n]
+        exact = [word for word in likely if not word.startswith(VAGUE)]
+        vague = [word for start in VAGUE for word in likely if word.startswith(start)]
+        which = sorted(exact, key=lambda word: -counts[word])[:1] or vague[:2]
         if which:
             texts = [w + (f" in {counts[w]} of {n} cases" if counts[w] < n else "") for w in which]
             yield f"where {name} is wrong it is {', and '.join(texts)}"

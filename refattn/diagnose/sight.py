@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 from .forward import Forward
 from .hypothesis import Hypothesis
@@ -17,12 +18,13 @@ DECISIONS = frozenset(
 
 def rows_moved(h: Hypothesis, inputs: Inputs) -> Array | None:
     """(B, H, Lq) of a hypothesis of which nothing but what is visible is wrong."""
-    if h.made is None or not _of_visibility(h.made):
+    made: Any = h.made
+    if made is None or not _of_visibility(made):
         return None
-    moved = h.made(inputs).visible() != inputs.visible
+    moved = made(inputs).visible() != inputs.visible
     return moved.any(-1) if moved.shape == inputs.visible.shape else None
 
 
 @cache
-def _of_visibility(made: type[Model]) -> bool:
+def _of_visibility(made: Any) -> bool:
     return made.visible is not Model.visible and all(getattr(made, n) is getattr(Model, n) for n in DECISIONS)

@@ -43,7 +43,7 @@ def manner(x: Compared, case: Case) -> list[str]:
     }
     found = [text for text, those in whole.items() if those.all()]
     if found:
-        return found[:1]
+        return [*found[:1], *_direction(x.name, got, value)]
     if np.isnan(got).any() or np.isnan(value).any():
         return ["NaN in part"] if np.isnan(got).any() else []
     if not (np.isfinite(got) & np.isfinite(value)).all():
@@ -109,10 +109,11 @@ def _direction(name: str, got: Array, value: Array) -> Iterator[str]:
         yield "too large"
     if name == "lse":
         return
-    sign = "" if (got * value < 0).any() else ", of the right sign"
     if (np.abs(got) > np.abs(value)).all():
-        yield f"too large in size{sign}"
+        yield "too large in size"
     if (np.abs(got) < np.abs(value)).all():
-        yield f"too small in size{sign}"
+        yield "too small in size"
     if (got * value < 0).all():
         yield "of the wrong sign"
+    if (got * value > 0).all():
+        yield "of the right sign"

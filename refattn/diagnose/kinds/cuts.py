@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
+
 from ...case import Case
 
 __all__ = ["BY_INDEX", "CUTS", "SAME", "USUAL", "Cut", "chunks", "ends"]
@@ -89,7 +91,7 @@ CUTS |= USUAL
 @lru_cache(maxsize=4096)
 def _seen(case: Case) -> tuple[tuple[int, int], ...]:
     """Of each entry the first key that some query sees, and one past the last."""
-    rows = case.visibility.tile().any((1, 2))
+    rows = np.asarray(case.visibility.tile().any((1, 2)))
     return tuple((int(x.argmax()), len(x) - int(x[::-1].argmax())) if x.any() else (0, 0) for x in rows)
 
 

@@ -9,7 +9,19 @@ from typing import Any
 import numpy as np
 
 from ...case import Case
-from ...masks import Causal, Chunked, Mask, Prefix, SinkTokens, Window
+from ...masks import (
+    BlockSparse,
+    Causal,
+    Chunked,
+    Dense,
+    Documents,
+    Gathered,
+    Mask,
+    Prefix,
+    SinkTokens,
+    Tree,
+    Window,
+)
 from ...mutants import rewritten
 from ..hypothesis import kind
 from ..model import Array, Model
@@ -39,9 +51,10 @@ PLACES: dict[str, Place] = {
     "the query of the first of its group's rows, rounded up": lambda g, i, G, n, Lq: (g, -(-(i * G + g) // G)),
 }  # fmt: skip
 COMPUTED = (*ALIGNED, SinkTokens)
+DRAWN = (BlockSparse, Dense, Documents, Gathered, Tree)
 MASKS: dict[str, Any] = {
-    "Causal": Causal, "Causal, Window, Prefix and Chunked": (Causal, Window, Prefix, Chunked), "masks": COMPUTED,
-    "Window": Window,
+    "All masks": Mask, "Causal": Causal, "Causal, Window, Prefix and Chunked": (Causal, Window, Prefix, Chunked),
+    "masks": COMPUTED, "Window": Window,
 }  # fmt: skip
 
 
@@ -50,13 +63,15 @@ def _group(case: Case) -> int:
 
 
 def _masked(case: Case, how: Any) -> bool:
+    if how.of is Mask:
+        return _group(case) > 1 and case.mask is not None
     kinds = how.of if isinstance(how.of, tuple) else (how.of,)
     return _group(case) > 1 and any(f"{k.__name__}(" in repr(case.mask) for k in kinds)
 
 
 @kind(_masked, of=MASKS, place=PLACES)
 class mask_of_packed_row(Model):
-    """{of} that are computed take {place}."""
+    """{of}, as they are computed, take {place}."""
 
     of: Any = Causal
     place: Place
@@ -66,7 +81,7 @@ class mask_of_packed_row(Model):
 
         def told(m: Mask, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
             g, row = type(self).place(h % G, i, G, lq, Lq)
-            return m(b, h // G * G + g, row, j, lq, lk)
+            return m(b, h // G * G + g, np.minimum(row, Lq - 1) if isinstance(m, DRAWN) else row, j, lq, lk)
 
         def own(m: Any) -> Mask:
             return Asked(m, told) if isinstance(m, self.of) else m

@@ -164,6 +164,16 @@ class edge_not_masked(Bounds):
 
 
 @kind(
+    lambda case, how: _bounded(case, how) and _rows(case, how), same=SAME, rows=SOME,
+    edge={"the first key": (True, False), "the last key": (False, True), "the first and the last key": (True, True)},
+)  # fmt: skip
+class edge_of_tile(edge_not_masked):
+    """The mask hides what is past {edge} that any of {rows} queries sees, for all of them, and nothing else there."""
+
+    keys = 1
+
+
+@kind(
     lambda case, how: case.Lk > how.keys, same=SAME, rows=ROWS, keys=KEYS,
     end={"first": 0, "last": -1},
 )  # fmt: skip

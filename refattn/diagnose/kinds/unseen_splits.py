@@ -38,18 +38,8 @@ UNSEEN: dict[str, Merge] = {
     "is NaN where all splits saw nothing": lambda m, z, o: _nan_where((z == 0).all(0), *with_maxima(m, z, o, m)),
     "is NaN where the first two splits saw nothing":
         lambda m, z, o: _nan_where((z == 0)[:2].all(0), *with_maxima(m, z, o, m)),
-    "is NaN where the first split saw nothing":
-        lambda m, z, o: _nan_where((z == 0)[0], *with_maxima(m, z, o, m)),
-    "is NaN where the last split saw nothing":
-        lambda m, z, o: _nan_where((z == 0)[-1], *with_maxima(m, z, o, m)),
     "counts a split that saw nothing as one of lse 0 and output 0": lambda m, z, o: with_maxima(*_counted(m, z, o, 0)),
     "counts a split that saw nothing as one of lse 1 and output 0": lambda m, z, o: with_maxima(*_counted(m, z, o, 1)),
-    "takes nothing where a split saw nothing": lambda m, z, o: _nothing_where((z == 0).any(0), m, z, o),
-    "takes nothing where the first split saw nothing": lambda m, z, o: _nothing_where((z == 0)[0], m, z, o),
-    "takes nothing where the last split saw nothing": lambda m, z, o: _nothing_where((z == 0)[-1], m, z, o),
-    "stops at the first split that saw nothing": lambda m, z, o: _held(np.cumprod(z > 0, 0) > 0, m, z, o),
-    "begins after the last split that saw nothing":
-        lambda m, z, o: _held(np.cumprod((z > 0)[::-1], 0)[::-1] > 0, m, z, o),
 }  # fmt: skip
 
 
@@ -60,17 +50,6 @@ def _counted(m: Array, z: Array, o: Array, lse: float) -> tuple[Array, Array, Ar
 
 def _nan_where(where: Array, m: Array, z: Array, o: Array) -> State:
     return m, np.where(where, np.nan, z), np.where(where[..., None], np.nan, o)
-
-
-def _nothing_where(where: Array, m: Array, z: Array, o: Array) -> State:
-    m, z, o = with_maxima(m, z, o, m)
-    return np.where(where, -np.inf, m), np.where(where, 0, z), np.where(where[..., None], 0, o)
-
-
-def _held(held: Array, m: Array, z: Array, o: Array) -> State:
-    """Of some of the splits alone."""
-    m, z = np.where(held, m, -np.inf), np.where(held, z, 0)
-    return with_maxima(m, z, np.where(held[..., None], o, 0), m)
 
 
 @kind(_unseen, same=SAME, how=UNSEEN, cut=USUAL)
