@@ -20,7 +20,8 @@ CURATED: tuple[str, ...] = tuple("""
     global-x-negative-f16 gqa-2x2-f32 gqa-6-speculative-f16 grad-scale-0-f32 hbld-rotary-mod-f32 int8-scores-f32
     longformer-f32 lse-alone-alibi-signed-bf16 lse-alone-empty-e4m3 lse-alone-f16 lse-alone-sinks-f64
     mask-lowest-grad-f32 mod-bias-padding-f32 mod-distance-packed-gap-f32 mod-hides-f32 mod-k-lens-decode-f16
-    mod-softcap-bias-bf16 mod-softsign-large-bf16 negative-window-f32 no-keys-sinks-bf16 one-query-top-left-f32 one-token-f32
+    mod-softcap-bias-bf16 mod-softsign-large-bf16 negative-window-f32 no-keys-sinks-bf16 one-query-top-left-f32
+    one-token-f32
     packed-lse-grad-f64 padding-f32 padding-x-softcap-bf16 paged-16-decode-bf16 paged-e5m2 paged-tree-bf16
     prefix-x-lse-e4m3 q-k-lens-br-f32 q-lens-0-bf16 q8-gqa-6-bf16 rotary-documents-f32 rotary-ragged-grad-f64
     rotary-two-f64 scores-bias-minus-inf-f16 scores-e4m3 scores-f16-out-bf16 scores-softcap-bias-window-bf16

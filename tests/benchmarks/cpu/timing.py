@@ -2,7 +2,8 @@
 
 In one process they would share thread pools, OpenMP runtimes and rounding modes that each sets for itself, and
 one that crashes would end all.  A turn ends when the threads that spin on after a call have fallen asleep: a process
-waits idle while another has its turn.  The order of a round is drawn anew, so that nobody always follows the same neighbour.
+waits idle while another has its turn.  The order of a round is drawn anew, so that nobody always follows the same
+neighbour.
 """
 
 from __future__ import annotations
