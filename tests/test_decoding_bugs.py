@@ -16,6 +16,7 @@ from refattn.implementation import Function
 from refattn.oracle import scale_of
 from refattn.quantise import Kind
 from refattn.streaming import Rules, Streaming
+from tests.patient import patient  # noqa: F401
 
 Array = np.ndarray[Any, Any]
 E4M3 = ml_dtypes.float8_e4m3fn

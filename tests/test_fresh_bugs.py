@@ -27,6 +27,7 @@ from refattn.cases import CASES
 from refattn.conform import run
 from tests.fresh_bugs import BUGS
 from tests.fresh_kernel import attention
+from tests.patient import patient  # noqa: F401
 
 MOST = 10
 """so many cases of a kind are run"""
