@@ -58,7 +58,8 @@ def test_no_false_alarm(implementation: Any, chapter: str) -> None:
             found = verdict(implementation, case)
         except Unsupported:
             continue
-        assert found.status in ("passed", "acceptable"), (case.id, found.outputs, found.reasons)
+        unjudged = found.status == "unsupported" and found.reasons[0].startswith("nothing to judge under masked_nan")
+        assert found.status in ("passed", "acceptable") or unjudged, (case.id, found.outputs, found.reasons)
 
 
 @pytest.mark.parametrize("id", KNOWN)
