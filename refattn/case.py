@@ -221,6 +221,11 @@ class Case:
         return not self.want.isdisjoint(GRADIENTS)
 
     @property
+    def group(self) -> int:
+        """How many query heads share a key head; 1 if there is none."""
+        return max(1, self.H // max(1, self.Hkv))
+
+    @property
     def visibility(self) -> Visibility:
         return Visibility(self.mask, self.B, self.H, self.Lq, self.Lk, self.q_lens, self.k_lens)
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import pytest
 
 from refattn import diagnose
+from refattn.case import Case
+from refattn.conform import run
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnose, "Suspects", partial(diagnose.Suspects, seconds=60.0))
+
+
+def first_named(kernel: Any, cases: Iterable[Case]) -> str:
+    """The first line of the diagnosis that names a bug; some of the cases must fail."""
+    report = run(kernel, list(cases))
+    assert report.counts()["failed"]
+    return next(line for line in report.diagnosis if "bug: " in line)

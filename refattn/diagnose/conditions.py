@@ -35,7 +35,7 @@ def condition(failing: Sequence[Case], against: Sequence[Case]) -> Condition | N
     """The simplest that holds in all cases that fail and in none of the others, or two that together do."""
     if not failing or not against:
         return None
-    found = list(_common(failing, against))
+    found = list(_common(failing, against, _sizes))
     accidents = len(found) / comb(len(failing) + len(against), len(against))
     alone = [words for words, others in found if not others]
     if alone and accidents <= SAID[0]:
@@ -70,10 +70,9 @@ def common(failing: Sequence[Case], others: Sequence[Case]) -> tuple[str, frozen
 
 
 def _common(
-    failing: Sequence[Case], against: Sequence[Case], sizes: Callable[[Case], dict[str, int]] | None = None
+    failing: Sequence[Case], against: Sequence[Case], sizes: Callable[[Case], dict[str, int]]
 ) -> Iterator[tuple[str, frozenset[Case]]]:  # fmt: skip
     """What all that fail have in common, the likeliest first, and the others that have it too."""
-    sizes = sizes or _sizes
     told = {c: _features(c) for c in (*failing, *against)}
     for word in sorted(frozenset.intersection(*(told[c] for c in failing))):
         yield f"with {word}", frozenset(c for c in against if word in told[c])

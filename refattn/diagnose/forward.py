@@ -79,7 +79,7 @@ class Forward:
         return self.heads()
 
     def heads(self) -> Array:
-        return np.arange(self.given.H) // max(1, self.given.H // max(1, self.given.Hkv))
+        return np.arange(self.given.H) // self.given.group
 
     def visible(self) -> Array:
         """(B, H, Lq, Lk), without what a bias of -inf hides."""

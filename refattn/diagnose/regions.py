@@ -66,10 +66,6 @@ class Region:
         return some
 
 
-def _group(case: Case) -> int:
-    return max(1, case.H // max(1, case.Hkv))
-
-
 def _entries(how: Callable[[Case, Array], Any]) -> dict[str, Callable[[Inputs], Array]]:
     """A region of both rows and keys, by the index of their entry."""
 
@@ -85,7 +81,7 @@ def _heads(how: Callable[[Case, Array], Any]) -> Callable[[Inputs], Array]:
 
 def _key_heads(how: Callable[[Case, Array], Any]) -> dict[str, Callable[[Inputs], Array]]:
     def rows(x: Inputs) -> Array:
-        return np.asarray(how(x.case, np.arange(x.case.H) // _group(x.case)))[:, None]
+        return np.asarray(how(x.case, np.arange(x.case.H) // x.case.group))[:, None]
 
     return {"rows": rows, "keys": lambda x: np.asarray(how(x.case, np.arange(x.case.Hkv)))[:, None]}
 
@@ -102,13 +98,13 @@ def _places(how: Callable[[Array, Array], Array], which: int) -> Callable[[Input
 
 def _packed(x: Inputs) -> Array:
     """The place of a row among all rows of its key head, query by query."""
-    g = _group(x.case)
+    g = x.case.group
     return np.arange(x.case.Lq) * g + np.arange(x.case.H)[:, None] % g
 
 
 def _unreached(x: Inputs, n: int) -> Array:
     """Rows of a query and a head that no packed row is, if the head is counted from the tile's first row."""
-    g, Lq = _group(x.case), x.case.Lq
+    g, Lq = x.case.group, x.case.Lq
     r = np.arange(Lq * g)
     there = np.zeros((Lq, g), bool)
     there[r // g, r % n % g] = True
@@ -151,9 +147,9 @@ HEADS: dict[str, Callable[[Case, Array], Any]] = {
     "all heads but the first": lambda c, h: h > 0,
     "the first head": lambda c, h: h == 0,
     "the last head": lambda c, h: h == c.H - 1,
-    "all heads of a group but the first": lambda c, h: h % _group(c) > 0,
-    "the first head of each group": lambda c, h: h % _group(c) == 0,
-    "the last head of each group": lambda c, h: h % _group(c) == _group(c) - 1,
+    "all heads of a group but the first": lambda c, h: h % c.group > 0,
+    "the first head of each group": lambda c, h: h % c.group == 0,
+    "the last head of each group": lambda c, h: h % c.group == c.group - 1,
     "every other head": lambda c, h: h % 2 == 1,
     "heads past the first Hkv": lambda c, h: h >= c.Hkv,
     "heads past the largest power of two": lambda c, h: h >= 1 << (max(c.H, 1).bit_length() - 1),
@@ -206,7 +202,7 @@ SEEN: dict[str, Callable[[Inputs], Array]] = {
     for n in SIZES
 } | {
     f"rows, {n} of them packed from a group's heads, past the last whole tile": (
-        lambda x, n=n: _packed(x) >= np.array(x.case.lengths[0])[:, None, None] * _group(x.case) // n * n)
+        lambda x, n=n: _packed(x) >= np.array(x.case.lengths[0])[:, None, None] * x.case.group // n * n)
     for n in SIZES
 }  # fmt: skip
 

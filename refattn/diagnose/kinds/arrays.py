@@ -13,10 +13,6 @@ from ..model import Array, Model
 
 __all__: list[str] = []
 
-def _group(c: Case) -> int:
-    return max(1, c.H // max(1, c.Hkv))
-
-
 HEADS: dict[str, Callable[[Case], Array]] = {
     "h % Hkv: key heads are tiled": lambda c: np.arange(c.H) % max(1, c.Hkv),
     "0": lambda c: np.zeros(c.H, int),
@@ -24,22 +20,22 @@ HEADS: dict[str, Callable[[Case], Array]] = {
     "h, up to the last": lambda c: np.minimum(np.arange(c.H), max(c.Hkv - 1, 0)),
     "h // Hkv, up to the last": lambda c: np.minimum(np.arange(c.H) // max(1, c.Hkv), max(c.Hkv - 1, 0)),
     "h // Hkv modulo Hkv": lambda c: np.arange(c.H) // max(1, c.Hkv) % max(1, c.Hkv),
-    "h % (H // Hkv), up to the last": lambda c: np.minimum(np.arange(c.H) % _group(c), max(c.Hkv - 1, 0)),
+    "h % (H // Hkv), up to the last": lambda c: np.minimum(np.arange(c.H) % c.group, max(c.Hkv - 1, 0)),
     "h // 2, up to the last": lambda c: np.minimum(np.arange(c.H) // 2, max(c.Hkv - 1, 0)),
     "h // 4, up to the last": lambda c: np.minimum(np.arange(c.H) // 4, max(c.Hkv - 1, 0)),
     "the first head of the group modulo Hkv":
-        lambda c: np.arange(c.H) // _group(c) * _group(c) % max(1, c.Hkv),
-    "that of h + 1": lambda c: np.minimum((np.arange(c.H) + 1) // _group(c), max(c.Hkv - 1, 0)),
-    "the next one": lambda c: (np.arange(c.H) // _group(c) + 1) % max(1, c.Hkv),
-    "the one before": lambda c: (np.arange(c.H) // _group(c) - 1) % max(1, c.Hkv),
-    "counted from the last": lambda c: max(c.Hkv - 1, 0) - np.arange(c.H) // _group(c),
+        lambda c: np.arange(c.H) // c.group * c.group % max(1, c.Hkv),
+    "that of h + 1": lambda c: np.minimum((np.arange(c.H) + 1) // c.group, max(c.Hkv - 1, 0)),
+    "the next one": lambda c: (np.arange(c.H) // c.group + 1) % max(1, c.Hkv),
+    "the one before": lambda c: (np.arange(c.H) // c.group - 1) % max(1, c.Hkv),
+    "counted from the last": lambda c: max(c.Hkv - 1, 0) - np.arange(c.H) // c.group,
     "h // group, the group rounded up to a power of two":
-        lambda c: np.minimum(np.arange(c.H) // (1 << (_group(c) - 1).bit_length()), max(c.Hkv - 1, 0)),
+        lambda c: np.minimum(np.arange(c.H) // (1 << (c.group - 1).bit_length()), max(c.Hkv - 1, 0)),
 }  # fmt: skip
 
 
 def _differs(case: Case, how: Any) -> bool:
-    return case.Hkv > 1 and not np.array_equal(how.to(case), np.arange(case.H) // _group(case))
+    return case.Hkv > 1 and not np.array_equal(how.to(case), np.arange(case.H) // case.group)
 
 
 @kind(_differs, of={"keys and values are": "kv", "keys are": "k", "values are": "v"}, to=HEADS)

@@ -124,10 +124,10 @@ def _per_head(case: Case) -> bool:
 @kind(
     _per_head,
     of={
-        "key head": lambda c: np.arange(c.H) // max(1, c.H // max(1, c.Hkv)),
-        "place in the group": lambda c: np.arange(c.H) % max(1, c.H // max(1, c.Hkv)),
+        "key head": lambda c: np.arange(c.H) // c.group,
+        "place in the group": lambda c: np.arange(c.H) % c.group,
         "head modulo the key heads": lambda c: np.arange(c.H) % max(1, c.Hkv),
-        "group's first head": lambda c: np.arange(c.H) // max(1, c.H // max(1, c.Hkv)) * max(1, c.H // max(1, c.Hkv)),
+        "group's first head": lambda c: np.arange(c.H) // c.group * c.group,
         "head counted from the last": lambda c: np.arange(c.H)[::-1],
     },
 )

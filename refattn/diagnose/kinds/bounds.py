@@ -28,7 +28,7 @@ ROWS |= {f"{n} packed head by head": (n, HEADS) for n in (16, 32, 64, 128)}
 def _reach(case: Case, how: Any) -> tuple[int, bool | str]:
     """What tiles of rows come to: those of all rows there are are alike, and there may be nothing to pack."""
     rows, packed = how.rows
-    group = max(1, case.H // max(1, case.Hkv)) if packed else 1
+    group = case.group if packed else 1
     return (rows, packed if group > 1 else False) if case.Lq * group > rows else (0, group > 1)
 
 

@@ -129,7 +129,7 @@ def _grouped(case: Case) -> bool:
 
 
 def _differs(case: Case, how: Any) -> bool:
-    group = max(1, case.H // max(1, case.Hkv))
+    group = case.group
     return _grouped(case) and not np.array_equal(how.to(case), np.arange(case.H) // group)
 
 

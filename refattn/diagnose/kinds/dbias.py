@@ -73,17 +73,13 @@ Turn = Callable[[Array, Array, Array, Array, Array, Case], Array]
 """(b, h, i, j, own numbers of queries, case) -> when the part is come to that a pair is in"""
 
 
-def _group(c: Case) -> int:
-    return max(1, c.H // max(1, c.Hkv))
-
-
 STORES: dict[str, Turn] = {
     "pair of query and key": lambda b, h, i, j, n, c: ((b * c.H + h) * c.Lq + i) * c.Lk + j,
     "pair of query and key, rows packed query by query": lambda b, h, i, j, n, c: (
-        (b * c.Hkv + h // _group(c)) * c.Lq * _group(c) + i * _group(c) + h % _group(c)) * c.Lk + j,
+        (b * c.Hkv + h // c.group) * c.Lq * c.group + i * c.group + h % c.group) * c.Lk + j,
     "row": lambda b, h, i, j, n, c: (b * c.H + h) * c.Lq + i,
     "head": lambda b, h, i, j, n, c: b * c.H + h,
-    "group of heads": lambda b, h, i, j, n, c: b * c.Hkv + h // _group(c),
+    "group of heads": lambda b, h, i, j, n, c: b * c.Hkv + h // c.group,
     "entry": lambda b, h, i, j, n, c: b,
     "head, of all entries": lambda b, h, i, j, n, c: h,
     "key": lambda b, h, i, j, n, c: (b * c.H + h) * c.Lk + j,
@@ -91,11 +87,11 @@ STORES: dict[str, Turn] = {
     f"tile of {m} rows": (lambda b, h, i, j, n, c, m=m: (b * c.H + h) * c.Lq + i // m) for m in (16, 32, 64, 128)
 } | {
     f"tile of {m} rows, packed head by head": (
-        lambda b, h, i, j, n, c, m=m: (b * c.Hkv + h // _group(c)) * c.H * c.Lq + (h % _group(c) * n + i) // m)
+        lambda b, h, i, j, n, c, m=m: (b * c.Hkv + h // c.group) * c.H * c.Lq + (h % c.group * n + i) // m)
     for m in (16, 32, 64, 128)
 } | {
     f"tile of {m} rows, packed query by query": (
-        lambda b, h, i, j, n, c, m=m: (b * c.Hkv + h // _group(c)) * c.H * c.Lq + (i * _group(c) + h % _group(c)) // m)
+        lambda b, h, i, j, n, c, m=m: (b * c.Hkv + h // c.group) * c.H * c.Lq + (i * c.group + h % c.group) // m)
     for m in (16, 32, 64, 128)
 } | {
     f"tile of {m} keys": (lambda b, h, i, j, n, c, m=m: (b * c.H + h) * c.Lk + j // m) for m in (16, 32, 64, 128)

@@ -60,7 +60,7 @@ class kept_of_head(Model):
     of: Callable[[Any, int], Array]
 
     def arrays(self) -> dict[str, Array]:
-        x, group = super().arrays(), max(1, self.given.H // max(1, self.given.Hkv))
+        x, group = super().arrays(), self.given.group
         return x | {"keep": x["keep"][:, type(self).of(self.given, group)]}
 
 

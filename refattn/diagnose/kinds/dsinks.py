@@ -74,12 +74,8 @@ Rows = Callable[[Any, Array, Array], Array]
 """(model, share times what arrives (B, H, Lq), share) -> dsinks"""
 
 
-def _group(x: Any) -> int:
-    return max(1, x.given.H // max(1, x.given.Hkv))
-
-
 def _by_group(x: Any, y: Array, how: Callable[[Array], Array]) -> Array:
-    apart = y.sum((0, 2)).reshape(-1, _group(x))
+    apart = y.sum((0, 2)).reshape(-1, x.given.group)
     return np.broadcast_to(how(apart), apart.shape).ravel()
 
 
@@ -91,8 +87,8 @@ SUMS: dict[str, Rows] = {
     "that of the first head of the group": lambda x, y, s: _by_group(x, y, lambda g: g[:, :1]),
     "that of the last head of the group": lambda x, y, s: _by_group(x, y, lambda g: g[:, -1:]),
     "that of heads of group and key head exchanged":
-        lambda x, y, s: y.sum((0, 2)).reshape(-1, _group(x)).T.ravel(),
-    "that of key head and group exchanged": lambda x, y, s: y.sum((0, 2)).reshape(_group(x), -1).T.ravel(),
+        lambda x, y, s: y.sum((0, 2)).reshape(-1, x.given.group).T.ravel(),
+    "that of key head and group exchanged": lambda x, y, s: y.sum((0, 2)).reshape(x.given.group, -1).T.ravel(),
     "the sum of all heads so far, as it is not reset": lambda x, y, s: np.cumsum(y.sum((0, 2))),
     "that with dlse twice": lambda x, y, s: (y + s * x.arriving()).sum((0, 2)),
     "that by the delta of the output without the sink": lambda x, y, s: (

@@ -40,7 +40,7 @@ def _same(case: Case, how: Any) -> Any:
     if how.where is None or case.mask is None:
         return None
     size, packed = how.where
-    group = max(1, case.H // max(1, case.Hkv)) if packed else 1
+    group = case.group if packed else 1
     return min(size, case.Lq * group), packed if group > 1 else False
 
 

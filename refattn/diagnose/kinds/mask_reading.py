@@ -43,7 +43,7 @@ class mask_read(Model):
     how: Callable[..., Array] | None
 
     def packed(self, m: Mask, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
-        group = max(1, self.case.H // max(1, self.case.Hkv))
+        group = self.case.group
         return m(b, h, i * group + h % group, j, lq, lk)
 
     def visible(self) -> Array:

@@ -34,7 +34,7 @@ def _masked(case: Case) -> bool:
 
 def _reach(case: Case, how: Any) -> tuple[Any, ...]:
     (rows, packed), keys = how.tiles
-    group = max(1, case.H // max(1, case.Hkv)) if packed else 1
+    group = case.group if packed else 1
     return (min(rows, case.Lq * group), packed if group > 1 else False, min(keys, case.Lk))
 
 

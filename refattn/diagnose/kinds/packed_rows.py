@@ -58,15 +58,11 @@ MASKS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _group(case: Case) -> int:
-    return max(1, case.H // max(1, case.Hkv))
-
-
 def _masked(case: Case, how: Any) -> bool:
     if how.of is Mask:
-        return _group(case) > 1 and case.mask is not None
+        return case.group > 1 and case.mask is not None
     kinds = how.of if isinstance(how.of, tuple) else (how.of,)
-    return _group(case) > 1 and any(f"{k.__name__}(" in repr(case.mask) for k in kinds)
+    return case.group > 1 and any(f"{k.__name__}(" in repr(case.mask) for k in kinds)
 
 
 @kind(_masked, of=MASKS, place=PLACES)
@@ -77,7 +73,7 @@ class mask_of_packed_row(Model):
     place: Place
 
     def visible(self) -> Array:
-        G, Lq = _group(self.case), self.case.Lq
+        G, Lq = self.case.group, self.case.Lq
 
         def told(m: Mask, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
             g, row = type(self).place(h % G, i, G, lq, Lq)
@@ -99,7 +95,7 @@ READ: dict[str, tuple[str, ...]] = {
 def _read(case: Case, how: Any) -> bool:
     there = {"bias": case.bias is not None and case.bias_shape[2] > 1, "keep": case.dropout is not None,
              "dout": case.backward}  # fmt: skip
-    return _group(case) > 1 and all(there.get(n, True) for n in how.of)
+    return case.group > 1 and all(there.get(n, True) for n in how.of)
 
 
 class Packed(Model):
@@ -108,7 +104,7 @@ class Packed(Model):
     place: Place
 
     def at(self, shape: tuple[int, ...]) -> Array:
-        case, G = self.given, _group(self.given)
+        case, G = self.given, self.given.group
         b, h, i = np.ogrid[: case.B, : case.H, : case.Lq]
         g, row = type(self).place(h % G, i, G, np.array(case.lengths[0])[:, None, None], case.Lq)
         head = h // G * G + g
@@ -129,7 +125,7 @@ class read_at_packed_row(Packed):
 
 
 @kind(
-    lambda case, how: _group(case) > 1, "out lse dq", place=PLACES,
+    lambda case, how: case.group > 1, "out lse dq", place=PLACES,
     of={"the output": ("out",), "lse": ("lse",), "output and lse": ("out", "lse"), "dq": ("dq",)},
 )  # fmt: skip
 class written_at_packed_row(Packed):
@@ -149,7 +145,7 @@ class written_at_packed_row(Packed):
         return found.reshape(x.shape)
 
 
-@kind(lambda case, how: _group(case) > 1 and case.score_mod is not None, place=PLACES)
+@kind(lambda case, how: case.group > 1 and case.score_mod is not None, place=PLACES)
 class modifier_of_packed_row(Model):
     """The modifier of scores takes {place}."""
 
@@ -157,6 +153,6 @@ class modifier_of_packed_row(Model):
 
     def places(self) -> tuple[Array, ...]:
         b, h, i, j = super().places()
-        G = _group(self.given)
+        G = self.given.group
         g, row = type(self).place(h % G, i, G, np.array(self.given.lengths[0])[:, None, None, None], self.given.Lq)
         return b, h // G * G + g, row, j

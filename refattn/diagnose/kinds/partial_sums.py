@@ -101,7 +101,7 @@ STORED = {"dq": ("dq",), "dk and dv": ("dk", "dv"), "dk": ("dk",), "dv": ("dv",)
 
 
 def _added(case: Case, how: Any) -> bool:
-    group, (rows, packed) = max(1, case.H // max(1, case.Hkv)), how.rows
+    group, (rows, packed) = case.group, how.rows
     parts = case.Lk > how.keys if "dq" in how.of else case.Lq * group > (rows if packed else min(rows, case.Lq))
     return parts and not case.want.isdisjoint(how.of)
 
@@ -124,7 +124,7 @@ class stored_not_added(Held, Bounds):
             visited[..., j : j + self.keys] = some[..., None]
         turn = self.turn(visited)
         last = np.where(visited, turn, -1 if self.left else turn.max(initial=0) + 1)
-        group = max(1, self.given.H // max(1, self.given.Hkv))
+        group = self.given.group
         if "dq" in self.of:
             kept = last.max(3, keepdims=True) if self.left else last.min(3, keepdims=True)
         else:
@@ -138,7 +138,7 @@ class stored_not_added(Held, Bounds):
         """When a pair's tile is come to, for its key (dk and dv), or for its row (dq)."""
         if "dq" in self.of:
             return np.broadcast_to(np.arange(visited.shape[3]) // self.keys, visited.shape)
-        case, group = self.given, max(1, self.given.H // max(1, self.given.Hkv))
+        case, group = self.given, self.given.group
         b, h, i, _ = np.ogrid[tuple(slice(n) for n in visited.shape)]
         size, packed = self.rows
         if not packed:

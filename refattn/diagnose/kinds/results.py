@@ -100,9 +100,9 @@ class out(Model):
         "that of the head before": lambda x, m, z: np.roll(safe(m) + np.log(z), 1, 1),
         "that of head 0": lambda x, m, z: np.repeat((safe(m) + np.log(z))[:, :1], z.shape[1], 1),
         "that of the first head of the group": lambda x, m, z: (safe(m) + np.log(z))[
-            :, np.arange(x.case.H) // max(1, x.case.H // max(1, x.case.Hkv)) * max(1, x.case.H // max(1, x.case.Hkv))],
+            :, np.arange(x.case.H) // x.case.group * x.case.group],
         "that of the key head's index": lambda x, m, z: (safe(m) + np.log(z))[
-            :, np.arange(x.case.H) // max(1, x.case.H // max(1, x.case.Hkv))],
+            :, np.arange(x.case.H) // x.case.group],
         "written with group and key head exchanged": lambda x, m, z: (safe(m) + np.log(z))[
             :, np.arange(x.case.H).reshape(max(x.case.Hkv, 1), -1).T.ravel()],
         "written with key head and group exchanged": lambda x, m, z: (safe(m) + np.log(z))[

@@ -168,13 +168,9 @@ class modifier(Model):
         return super().places() if told is None else told
 
 
-def _group(case: Case) -> int:
-    return max(1, case.H // max(1, case.Hkv))
-
-
 @kind(lambda case: _modified(case) and case.H > case.Hkv > 0, of={
-    "the key head": lambda c, h: h // _group(c), "the place in the group": lambda c, h: h % _group(c),
-    "h % Hkv": lambda c, h: h % c.Hkv, "the first head of the group": lambda c, h: h // _group(c) * _group(c),
+    "the key head": lambda c, h: h // c.group, "the place in the group": lambda c, h: h % c.group,
+    "h % Hkv": lambda c, h: h % c.Hkv, "the first head of the group": lambda c, h: h // c.group * c.group,
 })  # fmt: skip
 class modifier_told_head(Model):
     """The modifier of scores is told {of} for the head."""

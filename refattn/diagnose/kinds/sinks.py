@@ -76,13 +76,13 @@ class sink_per_tile(Model):
         "the first head": lambda s, c: s[:1].repeat(c.H),
         "the next head": lambda s, c: np.roll(s, -1),
         "the head before": lambda s, c: np.roll(s, 1),
-        "the key head": lambda s, c: s[np.arange(c.H) // max(1, c.H // max(1, c.Hkv))],
+        "the key head": lambda s, c: s[np.arange(c.H) // c.group],
         "the head modulo the key heads": lambda s, c: s[np.arange(c.H) % max(1, c.Hkv)],
-        "the place in the group": lambda s, c: s[np.arange(c.H) % max(1, c.H // max(1, c.Hkv))],
+        "the place in the group": lambda s, c: s[np.arange(c.H) % c.group],
         "the group and key head exchanged": lambda s, c: s.reshape(max(1, c.Hkv), -1).T.ravel(),
         "the head counted from the last": lambda s, c: s[::-1],
         "the first head of its group": lambda s, c: s[
-            np.arange(c.H) // max(1, c.H // max(1, c.Hkv)) * max(1, c.H // max(1, c.Hkv))],
+            np.arange(c.H) // c.group * c.group],
         "all heads together, their mean": lambda s, c: s.mean().repeat(c.H),
     },
 )

@@ -77,7 +77,7 @@ class delta(Model):
         return np.asarray(np.where(self.seen, p * how(self.dp_of(self.x["dout"])), 0).sum(-1))
 
     def size(self) -> int:
-        return max(1, self.given.H // max(1, self.given.Hkv))
+        return self.given.group
 
 
 @kind(

@@ -27,7 +27,7 @@ def _bounded(case: Case, how: Any) -> bool:
 
 def _rows(case: Case, how: Any) -> bool:
     """Whether a tile has several rows."""
-    return case.Lq * (max(1, case.H // max(1, case.Hkv)) if how.rows[1] else 1) > 1
+    return case.Lq * (case.group if how.rows[1] else 1) > 1
 
 
 def _tiled(case: Case, how: Any) -> bool:

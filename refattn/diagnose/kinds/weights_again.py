@@ -79,7 +79,7 @@ class FromForward(Model):
     """Weights that the backward computes from what the forward left."""
 
     def size(self) -> int:
-        return max(1, self.given.H // max(1, self.given.Hkv))
+        return self.given.group
 
     def exists(self) -> Array:
         self.seen = np.array(dataclasses.replace(self.case.visibility, mask=None).tile())

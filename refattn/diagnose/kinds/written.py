@@ -18,10 +18,6 @@ NEVER = {"0": 0.0, "NaN": np.nan}
 Places = Callable[[Case], Array]
 
 
-def _group(case: Case) -> int:
-    return max(1, case.H // max(1, case.Hkv))
-
-
 def _turned(H: int, group: int) -> Array:
     """Where heads (key head, place in the group) lie as (place in the group, key head)."""
     return np.arange(H) % group * (H // group) + np.arange(H) // group
@@ -45,18 +41,18 @@ class never_written(Model):
 
 
 HEADS: dict[str, Places] = {
-    "its place in the group": lambda c: np.arange(c.H) % _group(c),
-    "its key head": lambda c: np.arange(c.H) // _group(c),
+    "its place in the group": lambda c: np.arange(c.H) % c.group,
+    "its key head": lambda c: np.arange(c.H) // c.group,
     "h % Hkv": lambda c: np.arange(c.H) % max(1, c.Hkv),
     "head 0": lambda c: np.zeros(c.H, int),
     "head h + 1": lambda c: np.arange(c.H) + 1,
     "head h - 1": lambda c: np.arange(c.H) - 1,
-    "the first head of its group": lambda c: np.arange(c.H) // _group(c) * _group(c),
-    "group and key head exchanged": lambda c: _turned(c.H, _group(c)),
-    "key head and group exchanged": lambda c: np.argsort(_turned(c.H, _group(c))),
+    "the first head of its group": lambda c: np.arange(c.H) // c.group * c.group,
+    "group and key head exchanged": lambda c: _turned(c.H, c.group),
+    "key head and group exchanged": lambda c: np.argsort(_turned(c.H, c.group)),
     "the head counted from the last": lambda c: c.H - 1 - np.arange(c.H),
     "the head counted from the last of its group":
-        lambda c: np.arange(c.H) // _group(c) * _group(c) + _group(c) - 1 - np.arange(c.H) % _group(c),
+        lambda c: np.arange(c.H) // c.group * c.group + c.group - 1 - np.arange(c.H) % c.group,
     "the next head, around the end": lambda c: (np.arange(c.H) + 1) % max(c.H, 1),
 }
 ENTRIES: dict[str, Places] = {
