@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the matrix: runs every public library that is installed here through the suite, and writes the page and the table.
 # A run that was stopped goes on; OUT and RUNS say where to, what follows selects cases:
-#   OUT=/tmp RUNS=/tmp/runs docs/matrix.sh --chapter basics
+#   OUT=found RUNS=found/runs docs/matrix.sh --chapter basics
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-docs}
