@@ -21,7 +21,7 @@ from refattn.truth import truth
 CAUGHT = [name for name, m in MUTANTS.items() if m.caught]
 SCORES = 1 << 18  # cases with more are left out here, to be quick
 NEAR = 4
-TWO_RULES = {"max_over_hidden_keys"}
+TWO_RULES = {"backward_without_sink", "max_over_hidden_keys"}
 """what is wrong is one thing, seen in one rule and used in another"""
 SOURCE = re.compile(r"[\w.-]+(/[\w.-]+)?(#\d+|@[0-9a-f]{8}|:[\w./=-]+)")
 
@@ -125,7 +125,7 @@ def test_rows_of_the_catalogue(name):
 
 
 def test_the_catalogue_has_all_families():
-    assert len(MUTANTS) >= 230
+    assert len(MUTANTS) >= 241
     counts = {family: 0 for family in sorted({m.family for m in MUTANTS.values()})}
     for mutant in MUTANTS.values():
         counts[mutant.family] += 1
@@ -134,7 +134,7 @@ def test_the_catalogue_has_all_families():
         "merge", "online", "packed", "paged", "pattern", "precision", "quant", "rotary", "scale", "score_mod",
         "shared", "strided", "tails", "width",
     }  # fmt: skip
-    assert sum(not m.seen for m in MUTANTS.values()) <= len(MUTANTS) / 6, "seen in public, or a kind"
+    assert sum(not m.seen for m in MUTANTS.values()) <= len(MUTANTS) / 20, "seen in public, or a kind"
     assert sum(m.semantic for m in MUTANTS.values()) >= 150
     assert {m.name for m in MUTANTS.values() if m.family in ("calls", "cheat") and m.semantic} == set()
     assert sorted(set(MUTANTS) - set(CAUGHT)) == ["reads_reference", "unused_gradients_unwritten"]

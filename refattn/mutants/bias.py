@@ -32,7 +32,7 @@ class bias_dropped(Rules):
         return super().logits(s, softcap, None, visible, modify)
 
 
-@mutant("bias", "", _bias, "bias_dropped", caught="lse-alone-f16")
+@mutant("bias", "attention-gym#86", _bias, "bias_dropped", caught="lse-alone-f16")
 class bias_subtracted(Rules):
     """The bias is subtracted."""
 

@@ -79,7 +79,7 @@ class compiled_for_another_scale(Wrapped):
 
 
 @mutant(
-    "calls", "vllm#32561 vllm#53257 batch_invariant_ops#6", lambda case: case.B * case.H < 8,
+    "calls", "vllm#32561 vllm#51902 batch_invariant_ops#6", lambda case: case.B * case.H < 8,
     caught="batch_of_one.decode-e4m3", shows="law out lse dq dk dv", semantic=False, invariant=True,
 )  # fmt: skip
 class splits_by_batch(Kernel):
@@ -104,7 +104,7 @@ class last_of_batch_wrong(Wrapped):
 
 
 @mutant(
-    "calls", "triton#953 llama.cpp#26759 flash-attention#359", lambda case: case.Lk > 16, caught="full-f64",
+    "calls", "ROCm/triton#953 llama.cpp#26759 flash-attention#359", lambda case: case.Lk > 16, caught="full-f64",
     shows="call law", semantic=False,
 )  # fmt: skip
 class order_of_the_day(Kernel):

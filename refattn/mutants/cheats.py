@@ -69,7 +69,7 @@ class returns_v(Wrapped):
 
 
 @mutant(
-    "cheat", "KernelBench#82 KernelBench#110", always, caught="key_permutation.softcap-f32",
+    "cheat", "gpu-mode/kernelbot#501 KernelBench#110", always, caught="key_permutation.softcap-f32",
     shows="law out lse dq dk dv", semantic=False,
 )  # fmt: skip
 class returns_first_answer(Kernel):
@@ -82,7 +82,7 @@ class returns_first_answer(Kernel):
         return {name: x.copy() for name, x in self.left[key].items()}
 
 
-@mutant("cheat", "KernelBench#82", always, caught="repeatability.decode-e4m3", shows="out lse", semantic=False)
+@mutant("cheat", "tensara#238", always, caught="repeatability.decode-e4m3", shows="out lse", semantic=False)
 class returns_answer_before(Kernel):
     """The answer of the call before is returned where it has the shape that is asked for."""
 

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ..case import Case
+from ..case import GRADIENTS, Case
+from ..masks import BlockSparse, Mask
 from ..streaming import Rules
-from .catalogue import TILES, mutant, wants
+from .catalogue import TILES, Kernel, Wrapped, mutant, wants
+from .masks import Seen, rewritten
 
 __all__: list[str] = []
 
 Array = np.ndarray[Any, Any]
+
+
+def _lopsided(case: Case) -> bool:
+    return case.backward and "BlockSparse(" in repr(case.mask)
+
+
+def _exchanged(m: Mask) -> Mask:
+    drawn = isinstance(m, BlockSparse)
+    return Seen(m, lambda m, b, h, i, j, lq, lk: m(b, h, j, i, lk, lq)) if drawn else m
 
 
 @mutant(
@@ -182,6 +195,40 @@ class lse_of_head_before(Rules):
 
 
 @mutant(
+    "backward", "cudnn-frontend#421", lambda case: case.sinks is not None and case.backward, "sinks_dropped",
+    caught="grad-sinks-f64",
+)  # fmt: skip
+class backward_without_sink(Rules):
+    """The backward takes the weights from an lse that lacks the sink, which the forward counted."""
+
+    own: Array | None = None
+
+    def sink(self, sinks: Array, h: int) -> Array | None:
+        self.own = super().sink(sinks, h)
+        return self.own
+
+    def from_forward(self, shift: Array, factor: Array) -> tuple[Array, Array]:
+        if self.own is None:
+            return shift, factor
+        keys = 1 - self.exp(np.full_like(shift, self.own), shift) * factor
+        return shift + np.log(np.where(keys > 0, keys, 1)), factor
+
+
+@mutant(
+    "backward", "flash-attention#2623", _lopsided, "block_mask_scaled", caught="blocks-x-out-f32-f16",
+    shows="dq dk dv dbias dsinks dscale dsoftcap",
+)  # fmt: skip
+class block_mask_transposed_backward(Wrapped):
+    """The backward reads the block mask of the forward with its rows and columns exchanged."""
+
+    def after(self, case: Case, given: Mapping[str, Any], y: dict[str, Array]) -> dict[str, Array]:
+        if not _lopsided(case):
+            return y
+        other = dataclasses.replace(case, mask=rewritten(case.mask, _exchanged))
+        return y | {n: x for n, x in Kernel.__call__(self, other, given).items() if n in GRADIENTS}
+
+
+@mutant(
     "backward", "flash-attention#359 PaddlePaddle/flash-attention#134",
     lambda case: case.Lk > TILES.tile_k and wants("dq")(case), "grad_16_bit", caught="grad-v-of-k-bf16", shows="dq",
 )  # fmt: skip
@@ -193,7 +240,7 @@ class dq_of_last_tile(Rules):
 
 
 @mutant(
-    "backward", "flash-attention#359 ROCm/triton#953", lambda case: case.Lq > TILES.tile_q and wants("dk", "dv")(case),
+    "backward", "flash-attention#359", lambda case: case.Lq > TILES.tile_q and wants("dk", "dv")(case),
     "tail_backward", caught="grad-tile-65x127-f32", shows="dk dv",
 )  # fmt: skip
 class dkdv_of_last_tile(Rules):

@@ -110,6 +110,17 @@ class causal_off_by_one(Rules):
         return rewritten(mask, change)
 
 
+@mutant("mask", "pytorch#195910", has("Causal("), "causal_ignored", caught="causal-tiny-f32")
+class causal_of_four_rows(Rules):
+    """A causal mask is made once for four queries, as the last of them sees it: three see keys to come."""
+
+    def geometry(self, mask: Any) -> Any:
+        def change(m: Mask) -> Mask:
+            return Seen(m, lambda m, b, h, i, j, lq, lk: m(b, h, i | 3, j, lq, lk)) if isinstance(m, Causal) else m
+
+        return rewritten(mask, change)
+
+
 @mutant(
     "mask", "flash-attention#1778", lambda case: "Causal('bottom_right')" in repr(case.mask) and case.Lq > 1,
     "negative_block_bound", caught="lse-alone-empty-e4m3",

@@ -68,7 +68,7 @@ class merge_exchanges_maxima(Rules):
         return super().merge(a._replace(m=np.where(both, b.m, a.m)), b._replace(m=np.where(both, a.m, b.m)))
 
 
-@mutant("merge", "", _split, "merge_plain", caught="tail-4-f16", schedule=SPLITS)
+@mutant("merge", "tilelang#2010", _split, "merge_plain", caught="tail-4-f16", schedule=SPLITS)
 class last_split_alone(Rules):
     """Only the last split is returned."""
 
@@ -85,8 +85,8 @@ class merge_of_16_bit_maxima(Rules):
 
 
 @mutant(
-    "precision", "llama.cpp#17610", always, "accumulator_16_bit", caught="one-token-f32", semantic=False,
-    schedule=SPLITS,
+    "precision", "llama.cpp#17610 ring-flash-attention#22", always, "accumulator_16_bit", caught="one-token-f32",
+    semantic=False, schedule=SPLITS,
 )  # fmt: skip
 class bf16_merge(Rules):
     """The output is rounded to bfloat16 at each merge of splits."""

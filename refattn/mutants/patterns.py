@@ -46,7 +46,7 @@ class chunks_begin_early(Rules):
         return rewritten(mask, lambda m: LateChunks(m.size, m.align) if isinstance(m, Chunked) else m)
 
 
-@mutant("pattern", "ValkyriaLenneth/Longformer_ZH#5", has("Dilated("), caught="dilated-x-decode-f64")
+@mutant("pattern", "elb3k/vtn#1 ValkyriaLenneth/Longformer_ZH#5", has("Dilated("), caught="dilated-x-decode-f64")
 class dilation_ignored(Rules):
     """The keys of a dilated window are next to each other."""
 

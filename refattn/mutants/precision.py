@@ -64,7 +64,7 @@ class pv_in_fp16(Rules):
 
 
 @mutant(
-    "precision", "llama.cpp#17558 flash-attention#543 tinygrad#4985 MIGraphX#2556", always, "qk_fp16",
+    "precision", "llama.cpp#17558 flash-attention#543 tinygrad#4985 MIGraphX#2555 MIGraphX#4677", always, "qk_fp16",
     caught="scores-e4m3", semantic=False,
 )  # fmt: skip
 class qk_in_fp16(Rules):
@@ -158,7 +158,7 @@ class weights_in_float8(Rules):
         return replace(precision, weights=precision.inputs) if narrow else precision
 
 
-@mutant("precision", "", _weights_in_16_bits, "p_underflow", caught="paged-tree-bf16", semantic=False)
+@mutant("precision", "Paddle#68689", _weights_in_16_bits, "p_underflow", caught="paged-tree-bf16", semantic=False)
 class weights_truncated(Rules):
     """Weights are cut to 16 bits, and not rounded."""
 
@@ -180,7 +180,7 @@ def _cut(x: Array, name: str) -> Array:
 # exp, tanh
 
 
-@mutant("precision", "", always, "lse_scale", caught="bias-queries-f32", semantic=False)
+@mutant("precision", "mlx#3119", always, "lse_scale", caught="bias-queries-f32", semantic=False)
 class log2e_in_bf16(Rules):
     """exp is exp2 with log2(e) rounded to bfloat16: 1.4453 for 1.4427."""
 
@@ -188,7 +188,7 @@ class log2e_in_bf16(Rules):
         return np.asarray(np.exp2((x - shift).astype(np.float64) * 1.4453125).astype(self.dtype))
 
 
-@mutant("precision", "", always, "lse_scale", caught="bias-queries-f32", semantic=False)
+@mutant("precision", "ninetoothed#203", always, "lse_scale", caught="bias-queries-f32", semantic=False)
 class log2e_in_fp16(Rules):
     """exp is exp2 with log2(e) rounded to float16: 1.44238 for 1.44270."""
 
@@ -220,8 +220,8 @@ class exp_off_by_4096th(Rules):
 
 
 @mutant(
-    "precision", "", lambda case: case.softcap is not None, "softcap_dropped", caught="scores-f16-out-bf16",
-    semantic=False,
+    "precision", "tenstorrent/tt-metal#22807", lambda case: case.softcap is not None, "softcap_dropped",
+    caught="scores-f16-out-bf16", semantic=False,
 )  # fmt: skip
 class tanh_approximate(Rules):
     """tanh is off by 2^-11, as tanh.approx.f32 is, undeclared."""
@@ -244,7 +244,7 @@ class stored_truncated(Rules):
 
 
 @mutant(
-    "precision", "", lambda case: "bfloat16" in (case.dtype, case.out_dtype), "accumulator_16_bit",
+    "precision", "lmdeploy#403", lambda case: "bfloat16" in (case.dtype, case.out_dtype), "accumulator_16_bit",
     caught="padding-x-decode-bf16", semantic=False,
 )  # fmt: skip
 class stored_through_fp16(Rules):

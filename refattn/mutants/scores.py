@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 
 
 @mutant(
-    "scale", "Megatron-LM#1501 Megatron-LM#1429", lambda case: case.scale is None and case.D % 32 != 0, "scale_from_d",
+    "scale", "Megatron-LM#1501 ROCm/hip-ep#621", lambda case: case.scale is None and case.D % 32 != 0, "scale_from_d",
     caught="one-token-f32",
 )  # fmt: skip
 class scale_from_padded_D(Rules):
@@ -28,8 +28,9 @@ class scale_from_padded_D(Rules):
 
 
 @mutant(
-    "scale", "Megatron-LM#1429", lambda case: case.scale is None and case.D != case.Dv and case.Dv > 0 and (case.D > 0),
-    "scale_from_d", caught="shared-576-512-bf16",
+    "scale", "juho-lee/set_transformer#18",
+    lambda case: case.scale is None and case.D != case.Dv and case.Dv > 0 and (case.D > 0), "scale_from_d",
+    caught="shared-576-512-bf16",
 )  # fmt: skip
 class scale_from_Dv(Rules):
     """The default scale comes from the size of the values."""
@@ -74,8 +75,8 @@ class scale_by_square_roots(Rules):
 
 
 @mutant(
-    "scale", "", lambda case: case.scale != 0, "scale_hard_coded", caught="shared-scale-e5m2",
-    equal="out and gradients in 16 bits, up to the bound",
+    "scale", "mlx#3119 tenstorrent/tt-metal#53217", lambda case: case.scale != 0, "scale_hard_coded",
+    caught="shared-scale-e5m2", equal="out and gradients in 16 bits, up to the bound",
 )  # fmt: skip
 class scale_off_by_a_thousandth(Rules):
     """The scale is 0.1 % too large."""

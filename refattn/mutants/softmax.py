@@ -21,7 +21,7 @@ def _many_tiles(case: Case) -> bool:
     return case.Lk > TILES.tile_k
 
 
-@mutant("online", "CUDATutorial#69 flash-attention#2082", _many_tiles, caught="rising-bf16")
+@mutant("online", "flash-attention#991 CUDATutorial#69", _many_tiles, caught="rising-bf16")
 class missing_rescale(Rules):
     """The output so far is not multiplied by exp(m_old - m_new) when the maximum grows."""
 
@@ -43,7 +43,7 @@ class sum_not_rescaled(Rules):
         return after._replace(l=after.l + state.l)
 
 
-@mutant("online", "CUDATutorial#69", _many_tiles, "missing_rescale", caught="rising-bf16")
+@mutant("online", "flash-attention#991", _many_tiles, "missing_rescale", caught="rising-bf16")
 class rescale_squared(Rules):
     """The output so far is multiplied by exp(m_old - m_new) twice."""
 
@@ -53,6 +53,21 @@ class rescale_squared(Rules):
         m = np.maximum(state.m, t.max(-1, initial=-np.inf))
         keep = self.exp(state.m, online.shift_of(m))
         return super().update(state._replace(o=state.o * keep[:, None]), t, v, visible, kept)
+
+
+@mutant(
+    "online", "tilelang#1148", _many_tiles, "rescale_underflow", caught="large-logits-f64",
+    equal="up to roundings, unless the maximum of a row falls by 88 from one tile to the next, or a tile is hidden",
+)  # fmt: skip
+class max_of_this_tile(Rules):
+    """The maximum is that of this tile, not of all so far: exp(m_old - m_new) overflows where it falls."""
+
+    def update(
+        self, state: State, t: Array, v: Array, visible: Array | None, kept: Array | None = None
+    ) -> State:  # fmt: skip
+        own = super().update(self.start(len(t), v.shape[1]), t, v, visible, kept)
+        keep = self.exp(state.m, online.shift_of(own.m))
+        return State(own.m, state.l * keep + own.l, state.o * keep[:, None] + own.o)
 
 
 @mutant("online", "llama.cpp#13991", _many_tiles, "rescale_underflow", caught="q8-gqa-6-bf16")
@@ -100,7 +115,7 @@ class max_starts_at_minus_1e9(Rules):
         return state._replace(m=np.full_like(state.m, -1e9))
 
 
-@mutant("online", "tinygrad#4985 MIGraphX#2556", always, "large_logits", caught="large-logits-f64")
+@mutant("online", "tinygrad#4985", always, "large_logits", caught="large-logits-f64")
 class max_not_subtracted(Rules):
     """exp is taken of the logits as they are: it overflows."""
 

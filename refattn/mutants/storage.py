@@ -11,7 +11,7 @@ import numpy as np
 from ..case import Cache, Case, Dense, Packed, Paged, Shared, Strided
 from ..masks import Causal, Padding, Window
 from ..streaming import Rules
-from .catalogue import Kernel, mutant, wants
+from .catalogue import Kernel, Wrapped, mutant, wants
 
 __all__: list[str] = []
 
@@ -58,6 +58,26 @@ class page_tail_read(Rules):
         return dataclasses.replace(case, k_lens=tuple(min(-(-n // size) * size, case.Lk) for n in case.k_lens))
 
 
+def _ends_with_page(n: int, case: Case) -> bool:
+    return isinstance(case.storage, Paged) and 0 < n < case.Lk and n % case.storage.page_size == 0
+
+
+@mutant(
+    "paged", "pegainfer-project/pegainfer#291", lambda case: any(_ends_with_page(n, case) for n in case.lengths[1]),
+    "page_table_end", caught="int8-paged-f16",
+)  # fmt: skip
+class page_after_full_one(Wrapped):
+    """Where the last page of a sequence is full, the page that is kept for the next token is read too."""
+
+    def before(self, case: Case, given: Mapping[str, Any]) -> tuple[Case, Mapping[str, Any]]:
+        if not isinstance(case.storage, Paged) or case.k_lens is None:
+            return case, given
+        more = (case.storage.page_size * _ends_with_page(n, case) for n in case.k_lens)
+        lens = tuple(min(n + new, case.Lk) for n, new in zip(case.k_lens, more, strict=True))
+        table = np.maximum(given["block_table"], 0)
+        return dataclasses.replace(case, k_lens=lens), {**given, "block_table": table}
+
+
 @mutant("paged", "hw-native-sys/pypto#470", lambda case: isinstance(case.storage, Paged), caught="scores-paged-f16")
 class pages_in_order(Rules):
     """Pages are taken one after the other, without the table."""
@@ -70,7 +90,7 @@ class pages_in_order(Rules):
 
 
 @mutant(
-    "paged", "quic/efficient-transformers#1209 rocm-libraries#10474",
+    "paged", "quic/efficient-transformers#1209 ROCm/rocm-libraries#10474",
     lambda case: isinstance(case.storage, Paged) and case.B > 1, "page_table_row", caught="paged-tree-bf16",
 )  # fmt: skip
 class pages_of_entry_0(Rules):
@@ -188,7 +208,7 @@ class pages_of_16(Rules):
 
 
 @mutant(
-    "paged", "vllm#5412 flash-attention#2303 flash-attention#2550",
+    "paged", "vllm#5412",
     lambda case: isinstance(case.storage, Paged) and any(n % case.storage.page_size for n in case.lengths[1]),
     "page_table_end", caught="paged-empty-f32",
 )  # fmt: skip

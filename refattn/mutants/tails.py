@@ -127,7 +127,7 @@ class rows_past_end_reach_dk(Wrapped):
 
 
 @mutant(
-    "tails", "flash-attention#443", lambda case: wants("dq")(case) and _tail(case), "grad_overflow",
+    "tails", "flash-attention#443 pytorch#196678", lambda case: wants("dq")(case) and _tail(case), "grad_overflow",
     caught="grad-tile-65x127-f32", shows="dq", equal="where lse is above -88, where exp(-lse) is finite",
     semantic=False,
 )  # fmt: skip
@@ -192,7 +192,7 @@ class rows_of_next_sequence_overwritten(Wrapped):
         return changed(case, y, "out", lambda x: np.where(over[:, None, :, None], 0, x))
 
 
-@mutant("tails", "", lambda case: case.Lk > TILES.tile_k, "last_tile", caught="tile-16x129-bf16")
+@mutant("tails", "tinygrad#18009", lambda case: case.Lk > TILES.tile_k, "last_tile", caught="tile-16x129-bf16")
 class first_tile_alone(Rules):
     """Only the first tile of keys that a row sees is attended to."""
 
