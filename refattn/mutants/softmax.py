@@ -57,7 +57,7 @@ class rescale_squared(Rules):
 
 @mutant(
     "online", "tilelang#1148", _many_tiles, "rescale_underflow", caught="large-logits-f64",
-    equal="up to roundings, unless the maximum of a row falls by 88 from one tile to the next, or a tile is hidden",
+    equal="where no maximum of a row falls by 88 from tile to tile, and no tile is hidden, up to roundings",
 )  # fmt: skip
 class max_of_this_tile(Rules):
     """The maximum is that of this tile, not of all so far: exp(m_old - m_new) overflows where it falls."""

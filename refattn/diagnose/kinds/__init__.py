@@ -6,8 +6,8 @@ The order is that in which they are asked, and named where cases cannot tell the
 from . import (  # isort: skip
     written, early_exit, alignment, patterns, sparse_masks, lengths, mask_reading, other_questions, packed_rows,
     scores, bias, rows, sinks, results, matrices, arrays, addresses, dropout, gradients, dsinks, dbias,
-    through_softmax, weights_again, backward_products, beyond, packed, storage, caches, code_bytes, codes, rotation,
-    rotary_pairs, maxima, tails, functions, roundings, score_roundings, partial_roundings, gradient_roundings,
+    through_softmax, weights_again, backward_products, row_places, delta_sums, scalar_gradients, beyond, packed, storage, caches, code_bytes, codes, rotation,
+    rotary_pairs, maxima, tails, functions, roundings, score_roundings, partial_roundings, gradient_roundings, saved_roundings,
     mask_tiles, mask_bits, tile_bounds, hidden_tiles, partial_sums, parts_of_keys, strides, stale, online, lazy,
     merges, unseen_splits, merged_lse, splits, tiles_in_splits, length_sources, narrowing, fragments,
 )  # fmt: skip

@@ -38,6 +38,12 @@ AGAIN: dict[str, Again] = {
     "from an lse of base 2": lambda x: _weights(x, x.t, _lse(x) / LN2),
     "by powers of 2, of logits in base 2 and a natural lse": lambda x: _weights(x, x.t, _lse(x) * LN2),
     "from lse without the maximum": lambda x: _weights(x, x.t, np.where(x.l == 0, 0, np.log(x.l))),
+    "from an lse to which the maximum is added once more": lambda x: _weights(x, x.t, _lse(x) + safe(x.m)),
+    "from the row sum, taken for lse": lambda x: _weights(x, x.t, x.l),
+    "from maximum plus row sum, without the logarithm": lambda x: _weights(x, x.t, safe(x.m) + x.l),
+    "from maximum less the logarithm of the row sum": lambda x: _weights(x, x.t, 2 * safe(x.m) - _lse(x)),
+    "from an lse whose logarithm of the row sum is of base 2": lambda x: _weights(
+        x, x.t, safe(x.m) + np.log2(np.where(x.l == 0, 1, x.l))),
     "from lse without the sink": lambda x: _weights(x, x.t, x.without_sink()),
     "divided by 1 - exp(sink - lse)": lambda x: x.again_of_model() / (1 - x.sinks_share())[..., None],
     "divided by the sink's share": lambda x: x.again_of_model() * x.sinks_share()[..., None],
