@@ -8,12 +8,12 @@ from . import (  # isort: skip
     scores, bias, rows, sinks, results, matrices, arrays, addresses, dropout, gradients, dsinks, dbias,
     through_softmax, weights_again, backward_products, row_places, delta_sums, scalar_gradients, beyond, packed, storage, caches, code_bytes, codes, rotation,
     rotary_pairs, maxima, tails, functions, roundings, score_roundings, partial_roundings, gradient_roundings, saved_roundings,
-    mask_tiles, mask_bits, tile_bounds, hidden_tiles, partial_sums, parts_of_keys, strides, stale, online, lazy,
+    mask_tiles, mask_bits, tile_bounds, hidden_tiles, partial_sums, parts_of_keys, strides, stale, online, carried, lazy, full_tiles, loop_ends, shorter, unused_splits,
     merges, unseen_splits, merged_lse, splits, tiles_in_splits, length_sources, narrowing, fragments,
 )  # fmt: skip
 
 __all__ = [
-    "addresses", "alignment", "arrays", "backward_products", "beyond", "bias", "caches", "code_bytes", "codes",
+    "addresses", "alignment", "arrays", "backward_products", "beyond", "bias", "caches", "carried", "code_bytes", "codes",
     "dbias", "dropout", "dsinks", "early_exit", "fragments", "functions", "gradient_roundings", "gradients",
     "hidden_tiles", "lazy", "length_sources", "lengths", "mask_bits", "mask_reading", "mask_tiles", "matrices",
     "maxima", "merged_lse", "merges", "narrowing", "online", "other_questions", "packed", "packed_rows",

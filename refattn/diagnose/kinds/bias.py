@@ -84,23 +84,34 @@ def _over(case: Case, how: Any) -> bool:
 AXES = {"batch entry": 0, "head": 1, "query": 2, "key": 3}
 
 
+class Elsewhere(Model):
+    """The bias is read from elsewhere, and what hides there is hidden."""
+
+    def taken(self, bias: Array) -> Array:
+        raise NotImplementedError
+
+    def arrays(self) -> dict[str, Array]:
+        x = super().arrays()
+        return x | ({"bias": self.taken(x["bias"])} if "bias" in x else {})
+
+
 @kind(_over, axis=AXES, place={"that of the first": 0, "that of the last": -1})
-class bias_of_one(Model):
+class bias_of_one(Elsewhere):
     """The bias for each {axis} is {place}: a stride is taken for 0."""
 
     axis, place = 0, 0
 
-    def bias(self, bias: Array) -> Array:
+    def taken(self, bias: Array) -> Array:
         return np.take(bias, [self.place], self.axis)
 
 
 @kind(_over, axis=AXES, by={"the next": -1, "the one before": 1})
-class bias_shifted(Model):
+class bias_shifted(Elsewhere):
     """The bias for each {axis} is that of {by}."""
 
     axis, by = 0, 1
 
-    def bias(self, bias: Array) -> Array:
+    def taken(self, bias: Array) -> Array:
         return np.roll(bias, self.by, self.axis)
 
 
@@ -108,12 +119,12 @@ class bias_shifted(Model):
     lambda case, how: _biased(case) and case.bias_shape[how.axis] > how.tile,
     axis={"query": 2, "key": 3}, tile=(4, 8, 16, 32, 64, 128),
 )  # fmt: skip
-class bias_by_place_in_tile(Model):
+class bias_by_place_in_tile(Elsewhere):
     """The bias is indexed by a {axis}'s place within its tile of {tile}: the tile's offset is missing."""
 
     axis, tile = 3, 64
 
-    def bias(self, bias: Array) -> Array:
+    def taken(self, bias: Array) -> Array:
         return np.take(bias, np.arange(bias.shape[self.axis]) % self.tile, self.axis)
 
 
@@ -131,13 +142,13 @@ def _per_head(case: Case) -> bool:
         "head counted from the last": lambda c: np.arange(c.H)[::-1],
     },
 )
-class bias_head(Model):
+class bias_head(Elsewhere):
     """The bias of a head is that of its {of}."""
 
     of: Callable[[Case], Array]
 
-    def bias(self, bias: Array) -> Array:
-        return bias[:, type(self).of(self.case)]
+    def taken(self, bias: Array) -> Array:
+        return bias[:, type(self).of(self.given)]
 
 
 @kind(
@@ -153,12 +164,12 @@ class bias_head(Model):
         "that of queries aligned at the last key": lambda b: np.roll(b, b.shape[3] - b.shape[2], 2),
     },
 )  # fmt: skip
-class bias_read(Model):
+class bias_read(Elsewhere):
     """The bias is {how}."""
 
     how: Callable[[Array], Array]
 
-    def bias(self, bias: Array) -> Array:
+    def taken(self, bias: Array) -> Array:
         return type(self).how(bias)
 
 
@@ -181,12 +192,12 @@ def _planes(case: Case, how: Any) -> bool:
 
 
 @kind(_planes, at=PLANES)
-class bias_plane(Model):
+class bias_plane(Elsewhere):
     """The bias, taken for so many planes of queries and keys, is indexed by {at}."""
 
     at: Callable[[Any, Any, Case, int], Any]
 
-    def bias(self, bias: Array) -> Array:
+    def taken(self, bias: Array) -> Array:
         planes = bias.reshape(-1, *bias.shape[2:])
         b, h = np.ogrid[: self.given.B, : self.given.H]
         return planes[type(self).at(b, h, self.given, len(planes))]

@@ -40,20 +40,28 @@ class cache_slots(Model):
     """The new {of} are written into the cache {how}, {found}."""
 
     of: Any = "kv"
-    how: Callable[[Array, int, int], Array]
+    how: Any = None
     found = True
+
+    def new(self, name: str) -> Array:
+        """(B, Lq, Hkv, size), keys as they are rotated."""
+        x, lk = self.inputs.arrays[name], self.given.lengths[1]
+        return np.stack([x[b, :, n - self.given.Lq : n].swapaxes(0, 1) for b, n in enumerate(lk)])
+
+    def slots(self, past: Array, room: int) -> Array:
+        """Where the new ones of each entry begin."""
+        return type(self).how(past, self.given.Lq, room)
 
     def caches(self) -> dict[str, Array]:
         """(B, slots, Hkv, size) each."""
         case, handed = self.given, self.inputs.handed()
-        room = handed["k_cache"].shape[1] - case.Lq
-        at, made = type(self).how(handed["cache_lens"].astype(int), case.Lq, room), {}
+        at = self.slots(handed["cache_lens"].astype(int), handed["k_cache"].shape[1] - case.Lq)
+        made = {}
         for n in self.of:
-            cache = handed[f"{n}_cache"].astype(np.float64)
-            for b, first in enumerate(at):
-                for i in (i for i in range(case.Lq) if 0 <= first + i < cache.shape[1]):
-                    cache[b, first + i] = handed[n][b, :, i]
-            made[n] = cache
+            made[n], new = handed[f"{n}_cache"].astype(np.float64), self.new(n)
+            for b, i in np.ndindex(case.B, case.Lq):
+                if 0 <= at[b] + i < made[n].shape[1] and not np.isnan(new[b, i]).all():
+                    made[n][b, at[b] + i] = new[b, i]
         return made
 
     def arrays(self) -> dict[str, Array]:
@@ -62,3 +70,59 @@ class cache_slots(Model):
 
     def told(self, y: dict[str, Array]) -> dict[str, Array]:
         return y | {f"{n}_cache": take_answer(self.given, f"{n}_cache", c) for n, c in self.caches().items()}
+
+
+def _but(keep: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Of the new tokens some alone."""
+    return lambda x: np.where(keep(np.arange(x.shape[1]))[None, :, None, None], x, np.nan)
+
+
+NEW: dict[str, Callable[[Array], Array]] = {
+    "in reverse": lambda x: x[:, ::-1],
+    "with heads and tokens exchanged in memory":
+        lambda x: np.ascontiguousarray(x.swapaxes(1, 2)).reshape(x.shape),
+    "the first one alone": _but(lambda i: i == 0),
+    "the last one alone": _but(lambda i: i == i.max(initial=0)),
+    "all but the last": _but(lambda i: i < i.max(initial=0)),
+    "all but the first": _but(lambda i: i > 0),
+    "the first one for all": lambda x: np.repeat(x[:, :1], x.shape[1], 1),
+    "the last one for all": lambda x: np.repeat(x[:, -1:], x.shape[1], 1),
+    "those of the first entry for all": lambda x: np.repeat(x[:1], len(x), 0),
+    "those of the next entry": lambda x: np.roll(x, -1, 0),
+    "those of the first head for all": lambda x: np.repeat(x[:, :, :1], x.shape[2], 2),
+    "those of the next head": lambda x: np.roll(x, -1, 2),
+    "heads in reverse": lambda x: x[:, :, ::-1],
+    "those of the first entry alone": lambda x: np.where(np.arange(len(x))[:, None, None, None] == 0, x, np.nan),
+    "those of the first head alone": lambda x: np.where(np.arange(x.shape[2])[:, None] == 0, x, 0),
+}
+
+
+@kind(
+    _cached, "out lse k_cache v_cache", of={"keys and values": "kv", "keys": "k", "values": "v"}, how=NEW,
+    found={"and read from it as they are then": True, "though attention sees the right ones": False},
+)  # fmt: skip
+class cache_written(cache_slots):
+    """Of the new {of} into the cache are written {how}, {found}."""
+
+    def new(self, name: str) -> Array:
+        return np.asarray(type(self).how(super().new(name)))
+
+    def slots(self, past: Array, room: int) -> Array:
+        return past
+
+
+@kind(lambda case: _cached(case) and case.D == case.Dv, "out lse k_cache v_cache",
+      what={"keys are written for values": {"v": "k"}, "values are written for keys": {"k": "v"},
+            "keys and values are exchanged": {"v": "k", "k": "v"}})  # fmt: skip
+class cache_exchanged(cache_written):
+    """Of what is written into the cache {what}, and read from it as they are then."""
+
+    what: dict[str, str] = {}
+    found = True
+
+    @property
+    def of(self) -> Any:
+        return "".join(self.what)
+
+    def new(self, name: str) -> Array:
+        return cache_slots.new(self, self.what[name])

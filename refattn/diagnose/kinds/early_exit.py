@@ -29,7 +29,7 @@ WHERE: dict[str, Any] = {
 
 
 def _may(case: Case, how: Any) -> bool:
-    if not case.want >= set(how.left) or (how.left.get("lse") == -np.inf and case.sinks is None):
+    if case.want.isdisjoint(how.left) or (how.left.get("lse") == -np.inf and case.sinks is None):
         return False
     if how.where is None:
         return 0 in case.lengths[1]

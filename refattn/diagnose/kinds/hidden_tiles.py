@@ -39,6 +39,10 @@ def _applies(case: Case, how: Any) -> bool:
     return (case.mask is not None or case.k_lens is not None) and (not needed or getattr(case, needed) is not None)
 
 
+def _masked_or_short(case: Case) -> bool:
+    return case.mask is not None
+
+
 def _same(case: Case, how: Any) -> Any:
     return SAME[1](case, how) if hides(case) else None
 
@@ -99,3 +103,23 @@ class maximum_of_visited(Visited, Underflow):
         m = np.where(np.isnan(logits), -np.inf, logits).max(-1, initial=-np.inf)
         p = exp_of(t - safe(m)[..., None], self.given)
         return m, p.sum(-1), self.weighed(p)
+
+
+@kind(
+    _masked_or_short, same=("rows", _same), rows=ROWS, keys=(1, *KEYS), whole=ENDS,
+    what={"the sum and the output": "zo", "the output alone": "o", "the sum alone": "z"},
+)  # fmt: skip
+class hidden_weights(Visited):
+    """The mask is applied for the maximum: hidden keys count in {what}, in tiles of {rows} rows, {keys} keys, to {whole}."""
+
+    what = "zo"
+
+    def attend(self, t: Array) -> State:
+        m = t.max(-1, initial=-np.inf)
+        visited = self.visited() | self.seen
+        p = exp_of(np.where(visited, self.logits(self.s), -np.inf) - safe(m)[..., None], self.given)
+        own = np.where(self.seen, p, 0)
+        seen, self.seen = self.seen, visited if "o" in self.what else self.seen
+        o = self.weighed(p if "o" in self.what else own)
+        self.seen = seen
+        return m, (p if "z" in self.what else own).sum(-1), o

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...case import Case
+from ...oracle import scale_of
 from ..hypothesis import always, kind
 from ..model import LOG2E, Array, Model, safe
 from .loops import SIZES, State, Tiled
@@ -104,6 +105,22 @@ class maximum_of_magnitudes(Model):
         m = np.where(np.isfinite(t), np.abs(t), -np.inf).max(-1, initial=-np.inf)
         p = exp_of(t - safe(m)[..., None], self.given)
         return m, p.sum(-1), self.weighed(p)
+
+
+@kind(lambda case, how: scale_of(case.scale, case.D) < 0 and (how.tile == 4096 or case.Lk > how.tile),
+      tile={"all keys": 4096} | {f"tiles of {n} keys": n for n in (16, 32, 64, 128)})
+class maximum_before_scale(Tiled):
+    """The maximum is that of q·k, before a negative scale, which makes it the least, of {tile}: exp overflows."""
+
+    def step(self, state: State, t: Array, keys: slice) -> State:
+        m, z, o = state
+        seen = self.seen[..., keys] & (t[..., keys] > -np.inf)
+        least = np.where(seen, t[..., keys], np.inf).min(-1, initial=np.inf)
+        least = np.where(np.isneginf(m), least, np.minimum(m, least))
+        new = np.where(seen.any(-1), least, m)
+        total, product = self.part(t, keys, new)
+        shrink = np.where(np.isneginf(m), 0, self.exp(safe(m) - safe(new)))
+        return new, z * shrink + total, o * shrink[..., None] + product
 
 
 class Base(Model):

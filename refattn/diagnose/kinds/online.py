@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ...case import Case
+from ...memory import take
 from ..hypothesis import kind
-from ..model import LOG2E, Array, Model, safe
+from ..model import LOG2E, Array, safe
 from .bounds import hides
 from .loops import LOOPS, PLAIN, VISITS, Loop, State, Tiled, loops
 
@@ -163,63 +164,24 @@ class online_once(Steps):
         return Tiled.next(self, state, m, shrink, total, product)
 
 
-@kind(lambda case: case.B * case.H > 1, over={"head to head": 1, "entry to entry": 0, "head to head, and entry": 2})
-class state_not_reset(Model):
-    """The state of the online softmax, all of it, is not reset: it goes on from {over}."""
-
-    over = 1
-
-    def attend(self, t: Array) -> State:
-        m, z, o = (np.array(x) for x in super().attend(t))
-        B, H = m.shape[:2]
-        for b, h in np.ndindex(B, H):
-            before = {0: (b - 1, h), 1: (b, h - 1), 2: divmod(b * H + h - 1, H)}[self.over]
-            if min(before) < 0:
-                continue
-            top = np.maximum(m[before], m[b, h])
-            old, own = np.exp(m[before] - safe(top)), np.exp(m[b, h] - safe(top))
-            z[b, h] = z[b, h] * own + z[before] * old
-            o[b, h] = o[b, h] * own[:, None] + o[before] * old[:, None]
-            m[b, h] = top
-        return m, z, o
+def _descale(x: Any) -> Array:
+    """The scale of the codes of values, of each head."""
+    scale = take(x.given, x.inputs.handed())["v_scale"].astype(np.float64)
+    return np.asarray(scale[:, x.v_heads(), 0, 0][:, :, None, None])
 
 
-@kind(
-    lambda case: case.B * case.H > 1, over={"head to head": 1, "entry to entry": 0},
-    what={"The row sum": "z", "The output": "o", "The row sum and the output": "zo"},
-)  # fmt: skip
-class sums_not_reset(Model):
-    """{what} of the online softmax is not reset: what was there is added, as it is, from {over}."""
-
-    what, over = "z", 1
-
-    def attend(self, t: Array) -> State:
-        m, z, o = super().attend(t)
-        z = np.cumsum(z, self.over) if "z" in self.what else z
-        return m, z, np.cumsum(o, self.over) if "o" in self.what else o
+FACTORS: dict[str, tuple[Callable[[Case], bool], Callable[[Any], Any]]] = {
+    "the scale of the codes of values": (
+        lambda c: c.quant is not None and c.quant.granularity != "block" and "v" in c.quant.of, _descale),
+    "dropout's 1 / (1 - p)": (lambda c: bool(c.dropout), lambda x: x.undropped()),
+}
 
 
-@kind(lambda case, how: case.Lq > how.rows, rows=(16, 32, 64, 128), what={
-    "The row sum": "z", "The output": "o", "The row sum and the output": "zo", "All of the state": "mzo",
-})  # fmt: skip
-class rows_not_reset(Model):
-    """{what} of the online softmax is not reset from one tile of {rows} rows to the next: it goes on."""
+@kind(lambda case, how: how.of[0](case) and _several(case, how), of=FACTORS, loop=LOOPS)
+class factor_each_tile(Tiled):
+    """From tile to tile of {loop}, the output so far is multiplied by {of}, and not once at the end."""
 
-    what: str = "z"
-    rows = 64
+    of = FACTORS["dropout's 1 / (1 - p)"]
 
-    def attend(self, t: Array) -> State:
-        m, z, o = (np.array(x) for x in super().attend(t))
-        for first in range(self.rows, m.shape[2], self.rows):
-            n = min(self.rows, m.shape[2] - first)
-            own, old = slice(first, first + n), slice(first - self.rows, first - self.rows + n)
-            a = b = np.ones(m[:, :, own].shape, m.dtype)
-            if "m" in self.what:
-                top = np.maximum(m[:, :, own], m[:, :, old])
-                a, b = np.exp(m[:, :, own] - safe(top)), np.exp(m[:, :, old] - safe(top))
-                m[:, :, own] = top
-            if "z" in self.what:
-                z[:, :, own] = z[:, :, own] * a + z[:, :, old] * b
-            if "o" in self.what:
-                o[:, :, own] = o[:, :, own] * a[..., None] + o[:, :, old] * b[..., None]
-        return m, z, o
+    def next(self, state: State, m: Array, shrink: Array, total: Array, product: Array) -> State:
+        return super().next((state[0], state[1], state[2] * self.of[1](self)), m, shrink, total, product)

@@ -88,6 +88,8 @@ PLACES: dict[str, Place] = {
     "one too far": lambda at, lq, lk: at + 1,
     "one too early": lambda at, lq, lk: at - 1,
     "counted from 0, without those before": lambda at, lq, lk: at - (lk - lq),
+    "that of the first new token for all": lambda at, lq, lk: 0 * at + lk - lq,
+    "counted from behind the last key": lambda at, lq, lk: at + lq,
     "with the number of keys before added twice": lambda at, lq, lk: at + (lk - lq),
     "of the last one for all": lambda at, lq, lk: 0 * at + lk - 1,
     "0 for all": lambda at, lq, lk: 0 * at,

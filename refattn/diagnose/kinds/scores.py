@@ -140,10 +140,6 @@ def _modified(case: Case) -> bool:
         "it is told keys one too far": lambda b, h, i, j: (b, h, i, j + 1),
         "it is told queries aligned at the last key":
             lambda b, h, i, j: (b, h, i + j.size - i.size, j),
-        "it is told keys within tiles of 16": lambda b, h, i, j: (b, h, i, j % 16),
-        "it is told keys within tiles of 32": lambda b, h, i, j: (b, h, i, j % 32),
-        "it is told keys within tiles of 64": lambda b, h, i, j: (b, h, i, j % 64),
-        "it is told keys within tiles of 128": lambda b, h, i, j: (b, h, i, j % 128),
     },
 )  # fmt: skip
 class modifier(Model):
@@ -166,6 +162,30 @@ class modifier(Model):
     def places(self) -> tuple[Array, ...]:
         told = self.places_told()
         return super().places() if told is None else told
+
+
+PLACES: dict[str, tuple[int, int]] = {
+    f"{' and '.join(f'{x} within tiles of {n}' for x, n in (('queries', i), ('keys', j)) if n)}": (i, j)
+    for i in (0, 16, 32, 64, 128) for j in (0, 16, 32, 64, 128) if i or j
+}  # fmt: skip
+
+
+def _reach(case: Case, how: Any) -> tuple[int, int]:
+    """The sizes of tiles, 0 where there is but one."""
+    (rows, keys), (Lq, Lk) = how.at, (case.Lq, case.Lk)
+    return rows * (rows < Lq), keys * (keys < Lk)
+
+
+@kind(lambda case, how: _modified(case) and _reach(case, how) != (0, 0), same=("at", _reach), at=PLACES)
+class modifier_by_place(Model):
+    """The modifier of scores is told {at}, and not their indices."""
+
+    at = (16, 16)
+
+    def places(self) -> tuple[Array, ...]:
+        b, h, i, j = super().places()
+        rows, keys = self.at
+        return b, h, i % rows if rows else i, j % keys if keys else j
 
 
 @kind(lambda case: _modified(case) and case.H > case.Hkv > 0, of={

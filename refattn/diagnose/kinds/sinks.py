@@ -60,16 +60,6 @@ class sink_counted(Model):
         return (sinks + np.log(max(n, 1)))[:, None]
 
 
-@kind(lambda case, how: _sinks(case) and case.Lk > how.tile, tile=(16, 32, 64, 128))
-class sink_per_tile(Model):
-    """The sink joins the denominator once for each tile of {tile} keys."""
-
-    tile = 64
-
-    def sink(self, sinks: Array) -> Array | None:
-        return (sinks + np.log(-(-self.case.Lk // self.tile)))[:, None]
-
-
 @kind(
     lambda case: _sinks(case) and case.H > 1,
     of={
@@ -108,6 +98,10 @@ SUMS: dict[str, Callable[[Any, Array, Array, Array], tuple[Array, Array, Array]]
         np.maximum(m, s), z * np.exp(m - safe(np.maximum(m, s))) + np.exp(s - safe(np.maximum(m, s))), o),
     "nothing is rescaled to the sink's maximum": lambda s, m, z, o: (
         np.maximum(m, s), z + np.exp(s - safe(np.maximum(m, s))), o),
+    "it joins lse alone: the output was divided before": lambda s, m, z, o: (
+        np.maximum(m, s), z * np.exp(m - safe(np.maximum(m, s))) + np.exp(s - safe(np.maximum(m, s))),
+        o * ((z * np.exp(m - safe(np.maximum(m, s))) + np.exp(s - safe(np.maximum(m, s)))) / np.where(z == 0, 1, z))[
+            ..., None]),
     "it joins only rows that see a key": lambda s, m, z, o: (
         np.where(z == 0, m, np.maximum(m, s)), np.where(z == 0, 0, z * np.exp(m - safe(np.maximum(m, s))) +
                                                         np.exp(s - safe(np.maximum(m, s)))),
@@ -123,3 +117,23 @@ class sink_joins(Model):
 
     def join(self, m: Array, z: Array, o: Array) -> tuple[Array, Array, Array]:
         return type(self).how(self.x["sinks"][:, None], m, z, o)
+
+
+FORGOTTEN: dict[str, tuple[Callable[[Case], bool], Callable[[Any], Array]]] = {
+    "in entries without keys": (
+        lambda c: 0 in c.lengths[1], lambda x: np.array(x.given.lengths[1])[:, None, None] == 0),
+    "in entries of one query": (
+        lambda c: 1 in c.lengths[0], lambda x: np.array(x.given.lengths[0])[:, None, None] == 1),
+    "in rows that see all keys": (
+        lambda c: c.mask is not None, lambda x: x.seen.sum(-1) == np.array(x.given.lengths[1])[:, None, None]),
+}
+
+
+@kind(lambda case, how: _sinks(case) and how.where[0](case), where=FORGOTTEN)
+class sink_forgotten(Model):
+    """The sink is forgotten {where}: lse and output are as if there were none, and its gradient lacks them."""
+
+    where: tuple[Callable[[Case], bool], Callable[[Any], Array]] = FORGOTTEN["in entries without keys"]
+
+    def sink(self, sinks: Array) -> Array | None:
+        return np.where(self.where[1](self), -np.inf, sinks[:, None])

@@ -96,7 +96,7 @@ class length_by_place_in_split(Local):
 
 @kind(lambda case, how: case.sinks is not None and chunks(case, how), same=SAME, cut=CUTS)
 class sink_per_split(Local):
-    """The sink joins the denominator once in each split of {cut}."""
+    """The sink joins the denominator once in each split, or tile, of {cut}."""
 
     def sink(self, sinks: Array) -> Array | None:
         splits = np.array([len(parts) - 1 for parts in self.ends()])

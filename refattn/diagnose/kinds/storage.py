@@ -101,13 +101,28 @@ class pages(Model):
             return super().arrays()
         j = np.arange(case.Lk)
         page, slot = self.how(handed["block_table"].astype(np.int64), j, case.storage.page_size)
-        page = np.clip(page, 0, len(handed["k"]) - 1)
+        page = self.within(page, len(handed["k"]))
         there = np.arange(case.Lk) < np.array(case.lengths[1])[:, None]
         x = take(case, handed)
         for n in self.of:
             read = handed[n][page, slot].swapaxes(1, 2)
             x[n] = np.where(there[:, None, :, None], read, np.zeros((), read.dtype))
         return self.made(x)
+
+    def within(self, page: Array, n: int) -> Array:
+        """Pages that there are."""
+        return np.clip(page, 0, n - 1)
+
+
+FURTHER = {words: how for words, how in PAGES.items() if "one after the other" in words or "too far" in words}
+
+
+@kind(_paged, of={"": "kv", " of keys": "k", " of values": "v"}, how=FURTHER)
+class pages_around(pages):
+    """Pages{of} are read {how}, and past the last page of all from the first on."""
+
+    def within(self, page: Array, n: int) -> Array:
+        return page % n
 
 
 INSIDE: dict[str, Callable[[Array], Array]] = {

@@ -115,22 +115,6 @@ class tiles_by_row(Bounds):
         return seen & (j < (last if self.end[1] == 2 else self.up(last))[..., None])
 
 
-@kind(_bounded, same=SAME, rows=SOME, keys=KEYS)
-class diagonal_tile_unmasked(Bounds):
-    """Key tiles of {keys} that the first of {rows} queries sees some of are not masked: they are taken for full."""
-
-    def visible(self) -> Array:
-        seen, real = super().visible(), self.exists()
-        open_ = np.zeros_like(seen)
-        for j in range(0, seen.shape[3], self.keys):
-            some = seen[..., j : j + self.keys].any(-1)
-            open_[..., j : j + self.keys] = self.of_tile(some, lambda x: x[..., 0])[..., None]
-        return (seen | open_) & real
-
-    def exists(self) -> Array:
-        return np.asarray(replace(self.case.visibility, mask=None).tile())
-
-
 @kind(_tiled, same=SAME, rows=SOME, keys=KEYS)
 class mask_in_last_tile_alone(Bounds):
     """The mask is applied in the last key tile of {keys} of each {rows} queries, and not in those before it."""

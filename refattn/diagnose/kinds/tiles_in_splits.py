@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ __all__: list[str] = []
 
 
 KEYS = {"Lk": "all", "its length": "own", "the number that it sees": "seen"}
+OTHERS: dict[str, Callable[[Array], int]] = {
+    "first": lambda n: int(n[0]), "shortest": lambda n: int(n.min()), "last": lambda n: int(n[-1]),
+}
 
 
 def _past(case: Case, how: Any) -> tuple[tuple[int, int], ...]:
@@ -27,6 +31,28 @@ def _past(case: Case, how: Any) -> tuple[tuple[int, int], ...]:
     return tuple((a + how.splits * max((b - a) // how.splits, how.least), b) for a, b in over)
 
 
+def _of_another(case: Case, how: Any) -> tuple[int, ...]:
+    """Of each entry the first key past splits that are as long as another's keys take."""
+    n = np.array(case.lengths[1])
+    most = how.splits * max(-(-how.of(n) // how.splits), how.least) if len(n) else 0
+    return tuple(int(min(most, own)) for own in n)
+
+
+@kind(
+    lambda case, how: _of_another(case, how) != case.lengths[1], same=("least", _of_another), of=OTHERS,
+    splits=(2, 3, 4, 8, 16), least={"": 1, ", at least 8": 8, ", at least 16": 16, ", at least 64": 64},
+)  # fmt: skip
+class split_size_of_another(Model):
+    """Each of {splits} splits has as many keys as those of the {of} entry take{least}: in longer ones some are lost."""
+
+    of: Callable[[Array], int]
+    splits, least = 2, 1
+
+    def visible(self) -> Array:
+        ends = np.array(_of_another(self.given, type(self)))[:, None, None, None]
+        return super().visible() & (np.arange(self.given.Lk) < ends)
+
+
 def _left(case: Case, how: Any) -> bool:
     return any(a < b for a, b in _past(case, how))
 
@@ -36,7 +62,7 @@ def _left(case: Case, how: Any) -> bool:
     least={"": 1, ", at least 8": 8, ", at least 16": 16, ", at least 32": 32, ", at least 64": 64},
 )  # fmt: skip
 class keys_past_splits(Model):
-    """Keys are cut into {splits} splits of {of} // {splits}{least}, rounded down: those past the last are left out."""
+    """Splits have {of} // {splits}{least} keys, or are so many, rounded down: keys past the last are left out."""
 
     of, splits, least = "all", 2, 1
 

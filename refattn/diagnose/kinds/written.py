@@ -113,3 +113,35 @@ class written_at_entry(written_at):
     """{of}: written at the place of {to}, the last one stays; the rest is never written, and is {left}."""
 
     axis = 0
+
+
+MISSED: dict[str, Callable[[Case], Array]] = {
+    f"heads of a group past the first{f' {n}' * (n > 1)}": (lambda c, n=n: np.arange(c.H) % c.group >= n)
+    for n in (1, 2, 4, 8, 16)
+} | {
+    f"heads past the first{f' {n}' * (n > 1)}": (lambda c, n=n: np.arange(c.H) >= n) for n in (1, 2, 4, 8, 16)
+} | {
+    f"heads past the last whole {n}": (lambda c, n=n: np.arange(c.H) >= c.H // n * n) for n in (2, 4, 8)
+} | {
+    f"heads of a group past the last whole {n}": (lambda c, n=n: np.arange(c.H) % c.group >= c.group // n * n)
+    for n in (2, 4, 8)
+}  # fmt: skip
+
+
+def _misses(case: Case, how: Any) -> bool:
+    return not case.want.isdisjoint(how.of) and bool(how.heads(case).any())
+
+
+@kind(_misses, "out lse dq", heads=MISSED, of={"out and lse": ("out", "lse"), "out": ("out",), "lse": ("lse",)},
+      left=EMPTY)  # fmt: skip
+class heads_missed(Model):
+    """{heads} are not computed: {of} of them: never written, {left}."""
+
+    heads: Callable[[Case], Array]
+    of: tuple[str, ...] = ("out",)
+    left = 0.0
+
+    def told(self, y: dict[str, Array]) -> dict[str, Array]:
+        at = type(self).heads(self.given)[:, None]
+        empty = {n: 0.0 if self.left == -np.inf and n != "lse" else self.left for n in self.of}
+        return y | {n: np.where(at if n == "lse" else at[..., None], empty[n], y[n]) for n in self.of if n in y}

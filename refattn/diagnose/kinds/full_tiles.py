@@ -1,0 +1,98 @@
+"""Hypotheses on tiles that are taken for full, so that the mask is not applied in them, by a test that looks at little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...case import Case
+from ...masks import Causal, Mask, Window
+from ...mutants import rewritten
+from ..hypothesis import kind
+from ..model import Array
+from .alignment import ALIGNED, Asked
+from .bounds import KEYS, ROWS, SAME, Bounds, cut
+
+__all__: list[str] = []
+
+Test = tuple[Callable[[Any], Mask] | None, Callable[[Array], Array], Callable[[Array], Array]]
+"""(the mask that is asked, if it is another; over a tile's keys, over its rows -> whether it is taken for full)"""
+
+
+def _all(x: Array) -> Array:
+    return np.asarray(x.all(-1))
+
+
+def _any(x: Array) -> Array:
+    return np.asarray(x.any(-1))
+
+
+def _first(x: Array) -> Array:
+    return x[..., 0]
+
+
+def _last(x: Array) -> Array:
+    return x[..., -1]
+
+
+def _right_side(m: Any) -> Mask:
+    return replace(m, left=None) if isinstance(m, Window) else m
+
+
+def _left_side(m: Any) -> Mask:
+    return replace(m, right=None) if isinstance(m, Window) else Window(None, None) if isinstance(m, Causal) else m
+
+
+def _further(m: Any) -> Mask:
+    return Asked(m, lambda m, b, h, i, j, lq, lk: m(b, h, i + 1, j, lq, lk)) if isinstance(m, ALIGNED) else m
+
+
+def _earlier(m: Any) -> Mask:
+    return Asked(m, lambda m, b, h, i, j, lq, lk: m(b, h, i - 1, j, lq, lk)) if isinstance(m, ALIGNED) else m
+
+
+TESTS: dict[str, Test] = {
+    "no key of it is past the right edge, be some before the left one": (_right_side, _all, _all),
+    "no key of it is before the left edge, be some past the right one": (_left_side, _all, _all),
+    "each query would see it all if it stood one further": (_further, _all, _all),
+    "each query would see it all if it stood one earlier": (_earlier, _all, _all),
+    "its first query sees its last key": (None, _last, _first),
+    "its last query sees its first key": (None, _first, _last),
+    "its first query sees its first key": (None, _first, _first),
+    "its last query sees its last key": (None, _last, _last),
+    "its first query sees some of it": (None, _any, _first),
+    "its first query sees all of it": (None, _all, _first),
+    "its last query sees all of it": (None, _all, _last),
+    "all its queries see some of it": (None, _any, _all),
+    "all its queries see its first key": (None, _first, _all),
+}  # fmt: skip
+
+
+def _tiled(case: Case, how: Any) -> bool:
+    if how.test[0] in (_right_side, _left_side) and "Window(" not in repr(case.mask):
+        return False
+    return case.mask is not None and case.Lk > 1
+
+
+@kind(_tiled, same=SAME, test=TESTS, rows=ROWS, keys=KEYS)
+class taken_for_full(Bounds):
+    """A tile of {rows} queries and {keys} keys is not masked if {test}."""
+
+    test: Test = (None, _all, _all)
+
+    def visible(self) -> Array:
+        case, (change, over_keys, over_rows) = self.case, self.test
+        real = np.asarray(replace(case.visibility, mask=None).tile())
+        seen = asked = super().visible()
+        if change is not None:
+            asked = np.asarray(replace(case.visibility, mask=rewritten(case.mask, change)).tile())
+        parts = []
+        for first, part in enumerate(cut(asked, self.keys)):
+            there = real[..., first * self.keys :][..., : part.shape[-1]]
+            open_ = part | ~there if over_keys is _all else part  # keys that an entry has not are in no tile
+            full = self.of_tile(over_keys(open_) & there.any(-1), over_rows)
+            parts.append(np.broadcast_to(full[..., None], part.shape))
+        return np.asarray((seen | np.concatenate(parts, -1)) & real)
