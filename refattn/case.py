@@ -130,7 +130,11 @@ class Case:
         for name in ("q_lens", "k_lens"):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, tuple(map(operator.index, value)))
+                try:
+                    lens = tuple(map(operator.index, value))
+                except TypeError:
+                    raise ValueError(f"{name}={value!r} must be ints, one for each batch entry; None for all") from None
+                object.__setattr__(self, name, lens)
         object.__setattr__(self, "want", frozenset(self.want))
         unknown = self.want - set(NAMES)
         if unknown or not self.want:

@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import json
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,14 @@ __all__ = ["CannotJudge", "add_parser", "command", "sentence"]
 
 _CONTRACT = tuple(f for f in dataclasses.fields(Precision) if f.name not in ("inputs", "out", "source"))
 _AXES = {"out": "bhid", "lse": "bhi", "dq": "bhid", "dk": "bhjd", "dv": "bhjd", "dsinks": "h"}
+
+
+_FLAGS = (
+    ("with ignore=", "with --ignore "), ("say which with dtype", "say which with --dtype"),
+    ("leave dtype out", "leave --dtype out"), ("say so: dtype=", "say so: --dtype "), ("see layout", "see --layout"),
+    ("; pass rows", "; pass --rows N"), ("leave rows out", "leave --rows out"), ("; seed=", "; --seed "),
+)  # fmt: skip
+"""what an argument of `judge_arrays` is called here, where an error or a note speaks of it"""
 
 
 class CannotJudge(Exception):
@@ -97,11 +106,13 @@ def command(arguments: argparse.Namespace) -> int:
     try:
         asked = _question(arguments)
     except (ValueError, TypeError) as error:
-        raise CannotJudge(str(error)) from None
+        raise CannotJudge(_in_flags(str(error))) from None
+    if asked.takes_long:
+        print("refattn: this may take minutes; --rows 64 judges a sample of the rows", file=sys.stderr, flush=True)
     try:
         found = asked.judged()
     except Unjudgeable as error:
-        raise CannotJudge(str(error)) from None
+        raise CannotJudge(_in_flags(str(error))) from None
     for line in _text(arguments.file, asked, found):
         print(line)
     if arguments.json is not None:
@@ -110,6 +121,12 @@ def command(arguments: argparse.Namespace) -> int:
         except OSError as error:
             raise CannotJudge(f"--json: {error}") from None
     return 0 if found.status in ("passed", "acceptable") else 1
+
+
+def _in_flags(text: str) -> str:
+    for argument, flag in _FLAGS:
+        text = text.replace(argument, flag)
+    return text
 
 
 def _question(arguments: argparse.Namespace) -> Question:
@@ -128,7 +145,7 @@ def _question(arguments: argparse.Namespace) -> Question:
 
 def _json(text: str) -> Any:
     try:
-        data = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text())
+        data = json.loads(text if text.lstrip().startswith(("{", "[")) else Path(text).read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise CannotJudge(f"--case: {error}") from None
     if not isinstance(data, dict):
@@ -189,7 +206,7 @@ def _text(path: Path, asked: Question, found: Judgement) -> list[str]:
                 f"{as_ratio(found.rms[o.name])}",
             ]
     lines += list(found.reasons)
-    lines += [f"note: {note.split(': precision=')[0]}{_cure(note)}" for note in found.notes]
+    lines += [f"note: {_in_flags(note.split(': precision=')[0])}{_cure(note)}" for note in found.notes]
     lines += [f"suspicious: {text}" for text in found.suspicions]
     if found.coverage is not None:
         lines.append(f"judged: {found.coverage}")

@@ -16,8 +16,8 @@ from .inputs import Problem
 from .judge import Verdict, judge, ratios
 from .memory import take_answer
 from .precision import Conventions, Precision
-from .sampling import Coverage, sample
-from .truth import Expected, truth
+from .sampling import Coverage, furthest, sample
+from .truth import Expected, quick_truth, truth
 
 __all__ = ["Judgement", "Question", "Unjudgeable", "looks_like"]
 
@@ -25,6 +25,12 @@ Array = np.ndarray[Any, Any]
 
 _SEARCHED = 1 << 16
 """scores of a problem of which every hypothesis is asked"""
+_QUICK = 1 << 26
+"""scores from which a forward is judged by narrower intervals first, at a fourth of the cost"""
+_LONG = 1 << 30
+"""scores from which judging takes minutes"""
+_FURTHEST = 64
+"""rows that are judged by the wide intervals, where a large problem is out of the narrow ones"""
 _LARGEST = 1 << 28
 """numbers of a bias or keep from which float64 copies of them would not fit"""
 
@@ -63,6 +69,11 @@ class Question:
         problem, answer, coverage = sample(self.problem, self.answer, rows, seed)
         return replace(self, problem=problem, answer=answer, coverage=coverage)
 
+    @property
+    def takes_long(self) -> bool:
+        case = self.problem.case
+        return case.B * case.H * case.Lq * case.Lk >= _LONG
+
     def judged(self, diagnose: bool = True) -> Judgement:
         """The verdict; `Unjudgeable` if no element can be judged.
 
@@ -73,7 +84,11 @@ class Question:
         keep = answer.get("keep")  # drawn by the implementation itself
         if keep is not None and keep.dtype == np.bool_ and keep.shape == (case.B, case.H, case.Lq, case.Lk):
             problem = replace(problem, logical={**problem.logical, "keep": keep})
-        expected = truth(problem, self.precision)
+        large = case.B * case.H * case.Lq * case.Lk >= _QUICK
+        expected = quick_truth(problem, self.precision) if large else truth(problem, self.precision)
+        worst = self._furthest(expected) if large and self.coverage is None else None
+        if worst is not None and (found := worst.judged(diagnose)).status == "failed":
+            return found
         names = frozenset(answer) & case.want
         verdict = judge(problem, answer, self.precision, self.conventions, outputs=names, expected=expected)
         if verdict.evidence is not None:
@@ -99,6 +114,23 @@ class Question:
         found = looks_like(verdict) if diagnose else ()
         known["notes"] = (*verdict.notes, *found, *_notes(problem, verdict, unjudged))
         return Judgement(**known, rms=rms, unjudged=unjudged, coverage=self.coverage)
+
+
+    def _furthest(self, expected: Mapping[str, Expected]) -> Question | None:
+        """The question of the rows that are furthest out of narrow intervals, if any are."""
+        if not all(e.narrow for e in expected.values()) or not set(expected) <= set(self.answer):
+            return None
+        beyond = np.zeros(self.problem.case.Lq)
+        for name, e in expected.items():
+            x = self.answer[name]
+            if x.shape != e.value.shape:
+                return None
+            got = round_to(np.asarray(x, np.float64), e.dtype)
+            free = e.ignored | e.nonfinite & ~np.isfinite(got)
+            ratio = np.where(free, 0.0, ratios(got, e.value, e.lo, e.hi))
+            beyond = np.maximum(beyond, ratio.max(axis=tuple(n for n in range(ratio.ndim) if n != 2), initial=0))
+        part = furthest(self.problem, self.answer, beyond, _FURTHEST) if not (beyond <= 1).all() else None
+        return part and replace(self, problem=part[0], answer=part[1], coverage=part[2])
 
 
 def looks_like(verdict: Verdict) -> tuple[str, ...]:

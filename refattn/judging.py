@@ -119,7 +119,8 @@ def question(
     answer = {n: x.pop(n) for n in JUDGED if n in x}
     about: dict[str, Any] = {n: described[n] for n in ("scale", "softcap", "dropout", "q_lens", "k_lens")}
     if case is not None:
-        about = _of_case(case, sizes | {"dtype": x["q"].dtype.name}, x)
+        known = sizes | {"dtype": x["q"].dtype.name} | ({"out_dtype": answer["out"].dtype.name} if "out" in answer else {})
+        about = _of_case(case, known, x)
     for mask in masks:
         about["mask"] = mask if about.get("mask") is None else about["mask"] & mask
     about |= sizes | {"dtype": x["q"].dtype.name, "want": frozenset(answer)}
@@ -228,6 +229,8 @@ def _sizes(x: Mapping[str, Array]) -> dict[str, int]:
                 f"{name}.shape={x[name].shape} must be (B, Hkv, Lk, {'D' if name == 'k' else 'Dv'})={shape}, with "
                 f"q.shape={q.shape} and v.shape={v.shape}; see layout"
             )
+    if Hkv and H % Hkv:
+        raise ValueError(f"H={H} of q.shape={q.shape} must be a multiple of Hkv={Hkv} of k and v; see layout")
     return {"B": B, "H": H, "Hkv": Hkv, "Lq": Lq, "Lk": Lk, "D": D, "Dv": Dv}
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from .drawn import BlockSparse, Dense
 from .patterns import Chunked, Dilated, Gathered, GlobalTokens, Tree
+from .storage import part_from_json
 from .visibility import Align, And, Mask, Not, Or, Visibility, check_align, check_int, diagonal, picture
 
 __all__ = [
@@ -230,7 +231,7 @@ def mask_from_json(data: Mapping[str, Any] | None) -> Mask | None:
     if kind is None:
         raise ValueError(f"type={data.get('type')!r} of a mask is not one of {', '.join(kinds)}")
     values = {k: mask_from_json(v) if isinstance(v, Mapping) else v for k, v in data.items() if k != "type"}
-    return kind(**values)
+    return part_from_json(kind, f"mask of type {kind.__name__}", values)
 
 
 def _per_batch(value: int | tuple[int, ...], b: Array, name: str) -> Array:

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from .case import Case
 from .drawn import Dense as Drawn
 from .inputs import Problem
 from .masks import Mask
 from .storage import Dense, Shared, Strided
 
-__all__ = ["Coverage", "Given", "Sampled", "sample"]
+__all__ = ["Coverage", "Given", "Sampled", "furthest", "sample"]
 
 Array = np.ndarray[Any, Any]
 BY_ROW = ("out", "lse", "dq")
@@ -61,12 +62,20 @@ class Coverage:
     of: int
     left_out: tuple[str, ...] = ()
     """outputs that need all rows"""
+    beyond: int | None = None
+    """not a sample: those furthest out of a narrower bound, which so many are out of"""
 
     def miss(self, one_in: float) -> float:
         """An upper bound of the chance to see no wrong row if one in so many were wrong."""
         return max(0.0, 1 - 1 / one_in) ** self.drawn
 
     def __str__(self) -> str:
+        if self.beyond is not None:
+            others = self.of - self.beyond
+            return (
+                f"{len(self.rows):,} of {self.of:,} rows, the furthest out of a quicker, narrower bound of the "
+                f"{self.beyond:,} that are out of it; the other {others:,} are right"
+            )
         chances = ", ".join(
             f"{self.miss(n):.2g} if one row in {n} were wrong" for n in (10, 100, 1000) if n <= max(self.of, 10)
         )
@@ -84,6 +93,8 @@ def sample(
     case = problem.case
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"rows={n!r} must be an int >= 1; pass None for all rows")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"seed={seed!r} of the rows must be an int >= 0")
     lens = case.lengths[0]
     near = {n for e in range(case.Lq.bit_length()) for n in (2**e - 1, 2**e)}
     near |= {0, case.Lq - 1} | {end for length in lens for end in (length - 1, length)}
@@ -91,17 +102,40 @@ def sample(
     others = np.setdiff1d(np.arange(case.Lq), always)
     if n >= len(others):
         return problem, dict(answer), None
-    for what, given in (("score_mod", case.score_mod), ("rotary", case.rotary)):
-        if given is not None:
-            raise ValueError(f"rows={n} with {what}={given!r}: it depends on positions; judge all rows")
-    if not isinstance(case.storage, (Dense, Strided, Shared)):
-        raise ValueError(f"rows={n} with storage={case.storage}: its rows have no place of their own; judge all rows")
-    kept = [name for name in answer if name in BY_ROW]
     left_out = tuple(name for name in answer if name not in BY_ROW and name != "keep")
-    if not kept:
+    if why := _inseparable(case):
+        raise ValueError(f"rows={n} with {why}; judge all rows")
+    if set(left_out) == set(answer) - {"keep"}:
         raise ValueError(f"rows={n} with {' '.join(left_out)} alone: they need all rows; leave rows out")
     drawn = np.random.default_rng(seed).choice(others, n, replace=False)
     rows = np.sort(np.concatenate([always, drawn]))
+    return *_part(problem, answer, rows), Coverage(tuple(rows.tolist()), n, case.Lq, left_out)
+
+
+def furthest(
+    problem: Problem, answer: Mapping[str, Array], beyond: Array, n: int
+) -> tuple[Problem, dict[str, Array], Coverage] | None:
+    """The problem of the at most n rows that use most of their bound, `beyond` (Lq,) > 1 of it; None where rows are no problem."""
+    if _inseparable(problem.case) or not set(answer) <= {*BY_ROW, "keep"}:
+        return None
+    out = np.flatnonzero(beyond > 1)
+    rows = np.sort(out[np.argsort(-beyond[out], kind="stable")[:n]])
+    return *_part(problem, answer, rows), Coverage(tuple(rows.tolist()), 0, problem.case.Lq, (), len(out))
+
+
+def _inseparable(case: Case) -> str:
+    """Why rows of this case are no problem of their own, or nothing."""
+    for what, given in (("score_mod", case.score_mod), ("rotary", case.rotary)):
+        if given is not None:
+            return f"{what}={given!r}: it depends on positions"
+    if not isinstance(case.storage, (Dense, Strided, Shared)):
+        return f"storage={case.storage}: its rows have no place of their own"
+    return ""
+
+
+def _part(problem: Problem, answer: Mapping[str, Array], rows: Array) -> tuple[Problem, dict[str, Array]]:
+    """The problem of these rows alone, and the part of the answer that belongs to them."""
+    case = problem.case
 
     def taken(x: Array) -> Array:
         return x if x.shape[2] != case.Lq else np.ascontiguousarray(x[:, :, rows])
@@ -112,8 +146,8 @@ def sample(
     if isinstance(mask, Given):
         mask = Given(taken(mask.array))
     elif mask is not None:
-        mask = Sampled(mask, tuple(rows.tolist()), lens)
-    q_lens = None if case.q_lens is None else tuple(int(np.searchsorted(rows, length)) for length in lens)
-    small = replace(case, Lq=len(rows), mask=mask, q_lens=q_lens, want=frozenset(kept))
+        mask = Sampled(mask, tuple(rows.tolist()), case.lengths[0])
+    q_lens = None if case.q_lens is None else tuple(int(np.searchsorted(rows, n)) for n in case.q_lens)
     part = {name: taken(x) for name, x in answer.items() if name in (*BY_ROW, "keep")}
-    return Problem(small, logical), part, Coverage(tuple(rows.tolist()), n, case.Lq, left_out)
+    small = replace(case, Lq=len(rows), mask=mask, q_lens=q_lens, want=frozenset(part) - {"keep"})
+    return Problem(small, logical), part

@@ -136,9 +136,13 @@ def _npz(path: Path) -> Tensors:
     arrays: dict[str, Array] = {}
     name = "the archive"
     try:
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
+        with path.open("rb") as file:
+            start = file.read(6)
+        if start == np.lib.format.MAGIC_PREFIX:
             raise BadFile(f"{path} holds one array, must be an archive; use np.savez(FILE, q=q, k=k, ...)")
+        if start[:1] != b"\x80" and not zipfile.is_zipfile(path):  # which a pickle begins with
+            raise BadFile(f"{path} is no archive of np.savez, or cut off; write or copy it again")
+        archive = np.load(path, allow_pickle=False)
         with archive:
             for name in archive.files:
                 if name in arrays:

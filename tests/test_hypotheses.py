@@ -10,6 +10,7 @@ import pytest
 
 from refattn.case import Cache, Case
 from refattn.cases import CASES
+from refattn.diagnose.alone import alone
 from refattn.diagnose.dense import Inputs
 from refattn.diagnose.hypothesis import KINDS, Hypothesis, hypotheses
 from refattn.diagnose.model import Model
@@ -83,7 +84,7 @@ def test_what_is_wrong_in_a_part_alone() -> None:
     y = backward.solve(inputs, None, case.want)
     np.testing.assert_allclose(y["out"], expected["out"].value, rtol=1e-12)
     assert not np.allclose(y["dq"], expected["dq"].value)
-    dq = scale.in_loops["dq"].solve(inputs, None, case.want)
+    dq = alone(next(p for p in scale.elsewhere if p.part == "backward"), frozenset({"dq"})).solve(inputs, None, case.want)
     assert not np.allclose(dq["dq"], expected["dq"].value)
     for name in ("out", "lse", "dk", "dv"):
         np.testing.assert_allclose(dq[name], expected[name].value, rtol=1e-12)

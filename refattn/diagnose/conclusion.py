@@ -21,6 +21,9 @@ CLOSE = 0.8
 NAMED = 5
 """So many that explain all are looked for."""
 
+TELLING = 8
+"""What holds in some outputs alone has explained two cases, or so many wrong elements of one."""
+
 
 def conclude(
     counts: Mapping[Hypothesis, int], against: Mapping[Hypothesis, list[Case]],
@@ -44,8 +47,9 @@ def conclude(
             place.get(h, len(place)))
         for h in against
     }  # fmt: skip
-    ranked = sorted(against, key=lambda h: (-worth[h], *simple[h]))
-    exact = [h for h in ranked if counts[h] == n and not (h.members or h.vague or against[h])]
+    sound = [h for h in against if h.whole is None or counts[h] > 1 or _telling(h, sample)]
+    ranked = sorted(sound, key=lambda h: (-worth[h], *simple[h]))
+    exact = [h for h in ranked if counts[h] == n and not (h.members or h.vague or h.fitted or against[h])]
     exact.sort(key=lambda h: (h.rounding, *simple[h]))
     every = (*trials, *excused)
     exact = list(islice((h for h in exact if _explains_all(h, every)), NAMED))
@@ -55,7 +59,7 @@ def conclude(
         return Diagnosis(
             tuple(exact), cases=within, failing=failing, looked=len(every), share=_share(exact[0], sample)
         )
-    best = next((h for h in ranked if counts[h] >= HALF * n and worth[h] > 0), None)
+    best = next((h for h in ranked if counts[h] >= HALF * n and not (h.vague and worth[h] <= 0)), None)
     if best is None:
         return None
     rest = [t for t in sample if not t.match(best).nearly]
@@ -76,6 +80,11 @@ def _lost(count: int, n: int, against: int, where: Condition | None) -> float:
     return min(against, count / (8 if count == n > 2 else 2))
 
 
+def _telling(h: Hypothesis, trials: Sequence[Trial]) -> bool:
+    """Whether it explains so much of one case that this is no accident."""
+    return any(t.wrong >= TELLING and t.match(h).nearly for t in trials)
+
+
 def _explains_all(h: Hypothesis, trials: Sequence[Trial]) -> bool:
     found = [t.match(h) for t in takewhile(lambda t: t.match(h).nearly, trials)]
     return len(found) == len(trials) and sum(not m.explains for m in found) <= len(trials) / 10
@@ -93,4 +102,4 @@ def closest(near: Iterable[Hypothesis], asked: Sequence[Trial], failing: int) ->
 def _share(h: Hypothesis, trials: Sequence[Trial]) -> float:
     """The share of the squared error that it explains, of all of these."""
     found = [t.match(h) for t in trials]
-    return sum(m.share for m in found) / len(found)
+    return sum(m.told for m in found) / len(found)

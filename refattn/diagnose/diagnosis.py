@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from .conditions import Condition
@@ -63,7 +64,8 @@ class Diagnosis:
         if self.closest is not None:
             return [
                 f"closest bug: {self.closest}",
-                f"it explains {self.share:.0%} of the squared error of {self.looked} of {self.failing} failing cases",
+                f"it explains {math.floor(100 * self.share)}% of the squared error"
+                f" of {self.looked} of {self.failing} failing cases",
             ]
         return ["no bug of the catalogue explains it"]
 

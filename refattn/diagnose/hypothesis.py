@@ -21,7 +21,7 @@ from ..mutants import MUTANTS, Mutant
 from ..precision import Precision
 from .model import BEFORE, Inputs, Model
 
-__all__ = ["KINDS", "LOOPS", "Hypothesis", "always", "hypotheses", "kind"]
+__all__ = ["KINDS", "Hypothesis", "always", "hypotheses", "kind"]
 
 Array = np.ndarray[Any, Any]
 Answer = Mapping[str, Array]
@@ -57,23 +57,18 @@ class Hypothesis:
     vague: bool = False
     """it says what came out rather than why: others that explain as much are named before it"""
     narrow: int = 0
-    """0, or what makes it less likely than others that explain as much: 1 it holds in a region alone, 2 a family"""
+    """0, or what makes it less likely than others that explain as much: 1 it holds in a region or in some outputs
+    alone, 2 a family"""
+    fitted: bool = False
+    """it was deduced from the failures themselves, which so explain nothing more"""
+    whole: Hypothesis | None = None
+    """of one that holds in some outputs alone"""
 
     @cached_property
     def elsewhere(self) -> tuple[Hypothesis, ...]:
         """The same thing wrong in a part of the kernel alone."""
-        whole = self.made is not None and not self.part and not self.narrow and self.shows & FORWARD
+        whole = self.made is not None and not self.part and (self.fitted or not self.narrow) and self.shows & FORWARD
         return tuple(_parts(self, self.made)) if self.made is not None and whole else ()
-
-    @cached_property
-    def in_loops(self) -> dict[str, Hypothesis]:
-        """The same thing wrong for some of the gradients alone, by the words for these: a loop of the backward each."""
-        whole = self.made is not None and not self.part and not self.narrow and not self.rounding
-        if self.made is None or not whole or len(self.shows & {"dq", "dk", "dv"}) < 2:
-            return {}
-        if self.shows & FORWARD and all(getattr(self.made, n) is getattr(Model, n) for n in BACKWARD):
-            return {}  # nothing of it is in the backward
-        return {words: _in_loop(self, self.made, words, names) for words, names in LOOPS.items()}
 
     def __str__(self) -> str:
         return f"{self.what.rstrip('.')} ({self.name.split('[')[0]})"
@@ -83,11 +78,6 @@ FREE = {"tile": "n", "rows": "m", "keys": "n", "splits": "some", "cut": "some ke
 """Parameters that are a kernel's own affair, and may differ from case to case; and what stands for them."""
 KINDS: list[Hypothesis] = []
 FORWARD = frozenset(NAMES) - frozenset(GRADIENTS)
-LOOPS = {
-    "dq": frozenset({"dq"}), "dk and dv": frozenset({"dk", "dv"}), "dk": frozenset({"dk"}), "dv": frozenset({"dv"}),
-    "the loop of dq": frozenset(GRADIENTS) - {"dk", "dv"}, "the loop of dk and dv": frozenset(GRADIENTS) - {"dq"},
-}  # fmt: skip
-"""gradients that a loop of the backward makes, apart from the others"""
 BACKWARD = (
     *BEFORE, "sink", "to_logits", "undropped", "again", "delta", "arriving", "dropped", "through_softmax", "slope",
     "modifier_slope", "dp_of", "dq_of", "dk_of", "dv_of", "q_factor", "k_factor", "group", "reduced", "dsinks",
@@ -177,21 +167,6 @@ def in_backward(made: type[Model], inputs: Inputs, contract: Precision | None, w
         wrong.forward()
     wrong.goes_by(right)
     return wrong.rest(y, want)
-
-
-def _in_loop(whole: Hypothesis, made: type[Model], words: str, names: frozenset[str]) -> Hypothesis:
-    def solve(inputs: Inputs, contract: Precision | None, want: frozenset[str]) -> Answer:
-        key = ("right", contract, want)
-        if key not in inputs.made:
-            inputs.made[key] = Model(inputs, contract).solve(want)
-        right: Answer = inputs.made[key]
-        wrong = whole.solve if not whole.shows & FORWARD else partial(in_backward, made)
-        return {**right, **{n: x for n, x in wrong(inputs, contract, want).items() if n in names}}
-
-    return replace(
-        whole, name=f"{whole.name}, in {words} alone", what=f"{whole.what.rstrip('.')}, in {words} alone",
-        shows=names, solve=solve, part="backward", same=None, family=None, narrow=1, made=None,
-    )  # fmt: skip
 
 
 def _same(made: type[Model], same: Any, words: Mapping[str, str]) -> Callable[[Case], Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -17,9 +17,10 @@ from ..judge import Verdict
 from ..memory import take_answer
 from ..precision import Precision
 from ..truth import Expected
+from .alone import alone
 from .dense import ANYTHING
 from .distances import grown, largest_of_row, roundings, step
-from .hypothesis import LOOPS, Hypothesis
+from .hypothesis import Hypothesis
 from .model import LOG2E, Inputs, Model
 from .regions import KEYS, REGIONS, ROWS, within
 from .sight import rows_moved
@@ -51,6 +52,16 @@ class Match:
     """it explains what the forward returns, whatever the gradients"""
     close: bool = True
     """what is left is little against what was returned too: an answer near 0 is not explained by others near 0"""
+    own: Match | None = None
+    """of the outputs that are wrong alone, where it would make others wrong that are right:"""
+    spoils: frozenset[str] = frozenset()
+    size: float = math.inf
+    """the square of what was returned"""
+
+    @property
+    def apart(self) -> bool:
+        """Whether it explains every output that is wrong, and not all that are right."""
+        return self.own is not None and self.own.nearly and not self.nearly
 
     @property
     def nearly(self) -> bool:
@@ -61,8 +72,23 @@ class Match:
     def share(self) -> float:
         return 0.0 if not self.error > 0 else max(0.0, 1 - self.left / self.error)
 
+    @property
+    def told(self) -> float:
+        """The share that is said of it: of the squared error, or of what was returned, if that is less."""
+        least = min(self.error, self.size)
+        return self.share if self.explains else max(0.0, 1 - self.left / least) if least > 0 else 0.0
+
 
 NONE = Match(False, 0.0, math.inf)
+
+
+def _sum(fits: Collection[Match], rounding: bool = False) -> Match:
+    """Of several outputs."""
+    error, left = sum(one.error for one in fits), sum(one.left for one in fits)
+    found = Match(all(one.explains for one in fits), error, left, size=sum(one.size for one in fits),
+                  close=all(one.explains or one.close for one in fits))  # fmt: skip
+    changes = found.share >= (BITS if rounding else HALF)  # otherwise it changes little here
+    return replace(found, explains=changes and (rounding or found.explains))
 
 
 class Trial:
@@ -124,6 +150,8 @@ class Trial:
                 if best.explains:
                     break
             self.results[h] = best
+        if h not in self.results and h.whole is not None:
+            self.results[h] = self._match_alone(h, h.whole)
         if h not in self.results and not (self.failing <= h.shows and h.separates(self.case)):
             self.results[h] = NONE
         if h not in self.results:
@@ -135,37 +163,41 @@ class Trial:
                 self.results[key] = self.results[h]
         return self.results[h]
 
+    def _match_alone(self, h: Hypothesis, whole: Hypothesis) -> Match:
+        """How it does in some outputs alone, by how it does as a whole."""
+        found = self.match(whole)
+        if not self.failing <= h.shows or found.spoils & h.shows:
+            return NONE
+        return found if found.nearly or found.own is None else found.own
+
     def elsewhere(self, h: Hypothesis) -> Iterator[Hypothesis]:
         """Those that are wrong in a part of the kernel alone, where that may explain what the whole does not."""
         if not self.failing & FORWARD:
             yield from (part for part in h.elsewhere if part.part == "backward")
-            loop = self._loop
-            if loop in h.in_loops and not any(self.match(p).nearly for p in h.elsewhere if p.part == "backward"):
-                yield h.in_loops[loop]
         elif self.match(h).forward:
             yield from (part for part in h.elsewhere if part.part != "backward")
 
-    @cached_property
-    def _loop(self) -> str:
-        """The loop of the backward in which all that fails is made; "" if there are several."""
-        wanted = self.failing | (self.case.want & frozenset({"dq", "dk", "dv"}))
-        fits = (words for words, names in LOOPS.items() if self.failing <= names and not wanted <= names)
-        return min(fits, key=lambda words: len(LOOPS[words]), default="")
+    def in_outputs(self, h: Hypothesis) -> Iterator[Hypothesis]:
+        """The same in the outputs that are wrong alone, where that explains what the whole does not."""
+        if self.match(h).apart and not h.vague:
+            yield alone(h, self.failing)
 
     def in_regions(self, h: Hypothesis, most: int) -> Iterator[Hypothesis]:
         """The same in a region alone, where that explains what the whole does not."""
         if h not in self.partly:
             return
-        fit = (r for r in REGIONS if r.fits(self._right, self.partly[h], self.inputs))
+        fit = (r for r in REGIONS if r.fits(self.right, self.partly[h], self.inputs))
         for region in islice(fit, most):
             held = within(h, region)
             if self.match(held).explains:
                 yield held
-            elif self.match(held).forward:
+                continue
+            yield from self.in_outputs(held)
+            if self.match(held).forward:
                 yield from (p for part in h.elsewhere if self.match(p := within(part, region)).explains)
 
     @cached_property
-    def _right(self) -> dict[str, Array]:
+    def right(self) -> dict[str, Array]:
         """Which elements are right."""
         found = {}
         for n, got in self.got.items():
@@ -177,12 +209,12 @@ class Trial:
     def _note(self, h: Hypothesis, exact: Mapping[str, Array], names: Iterable[str]) -> None:
         """Keeps where it explains an answer, if every row that is not right is so explained."""
         found = {}
-        for n in (n for n in names if n in (*ROWS, *KEYS) and n in exact and n in self._right):
+        for n in (n for n in names if n in (*ROWS, *KEYS) and n in exact and n in self.right):
             off, _, radius, judged = self._compared(self.got[n], self.expected[n], exact[n], exact[n], False)
             found[n] = (off <= radius) | ~judged
-            if n in ROWS and not (found[n] | self._right[n]).all():
+            if n in ROWS and not (found[n] | self.right[n]).all():
                 return
-        if any(not self._right[n].all() for n in found):
+        if any(not self.right[n].all() for n in found):
             self.partly[h] = found
 
     def _solved(self, h: Hypothesis, contract: Precision | None, names: frozenset[str]) -> Mapping[str, Array]:
@@ -194,9 +226,9 @@ class Trial:
         if not h.vague:
             return exact
         found = {}
-        for n, x in ((n, x) for n, x in exact.items() if n in self._right and x.shape == self.got[n].shape):
+        for n, x in ((n, x) for n, x in exact.items() if n in self.right and x.shape == self.got[n].shape):
             free = x == ANYTHING
-            if free.any() and (free.all() or self._right[n][free].mean() > RIGHT):
+            if free.any() and (free.all() or self.right[n][free].mean() > RIGHT):
                 return {}
             found[n] = np.where(free, self.got[n], x)
         return found
@@ -219,17 +251,22 @@ class Trial:
             found = self._fit(h, exact, exact, first)
             if nearer == 1 and not found.explains and not h.rounding and not h.narrow:
                 self._note(h, exact, first)
-            if not found.explains and found.share < NEAR:
+            if not found.explains and found.share < NEAR and (found.own is None or found.own.share < NEAR):
                 return found
             promised = exact if h.rounding else self._solved(h, self.contract, first)
             found = self._fit(h, exact, promised, first)
-            if not found.explains or first == names:
+            if first == names or not (found.explains or found.apart):
                 return found
             exact = self._solved(h, arithmetic, names)
             promised = exact if h.rounding else self._solved(h, self.contract, names)
             return replace(self._fit(h, exact, promised, names), forward=True)
         except Exception:  # it needs other inputs than these, as the angles of a rotation, which a dump has not
             return NONE
+
+    @property
+    def wrong(self) -> int:
+        """How many elements are wrong, of the outputs that are."""
+        return sum(int((~self.right[n]).sum()) for n in self.failing & set(self.right))
 
     @cached_property
     def worst(self) -> Worst:
@@ -243,7 +280,7 @@ class Trial:
     def _fit(
         self, h: Hypothesis, exact: Mapping[str, Array], promised: Mapping[str, Array], names: Iterable[str]
     ) -> Match:  # fmt: skip
-        within, close, error, left = True, True, 0.0, 0.0
+        fits: dict[str, Match] = {}
         for name in names:
             expected, got = self.expected[name], self.got[name]
             if name not in exact or got.shape != expected.value.shape:
@@ -253,21 +290,20 @@ class Trial:
             answer = exact[name] if not h.rounding else round_to(exact[name], expected.dtype).astype(np.float64)
             spreads = name in GRADIENTS and any(np.isnan(exact[n]).any() for n in FORWARD & set(exact))
             may_be_nan = self.excused or spreads or name not in self.failing
-            one = self._fit_one(got, expected, answer, promised[name], may_be_nan)
-            if h.rounding and name not in self.failing:  # what is right is as right as it was, up to roundings
-                if one.left > 4 * max(one.error, 1.0):
-                    return NONE
-                continue
-            within, error, left = within and one.explains, error + one.error, left + one.left
-            close = close and (one.explains or one.close or name not in self.failing)
+            fits[name] = self._fit_one(got, expected, answer, promised[name], may_be_nan)
         if self._excused_alone and not any(
             (np.isnan(exact[n]) & np.isnan(self.got[n])).any() for n in self.failing if n in exact
         ):
             return NONE
-        found = Match(within, error, left, close=close)
-        if h.rounding:
-            return Match(found.share >= BITS, error, left)
-        return found if found.share >= HALF else replace(found, explains=False)  # here it changes little
+        wrong = {name: one for name, one in fits.items() if name in self.failing}
+        # of a loss of bits, what is right is as right as it was, up to roundings
+        spoils = {name for name in fits if name not in wrong and (
+            fits[name].left > 4 * max(fits[name].error, 1.0) if h.rounding else not fits[name].explains)}  # fmt: skip
+        own = _sum(wrong.values(), h.rounding)
+        if not spoils:
+            return own if h.rounding else _sum(fits.values())
+        found = NONE if h.rounding else replace(_sum(fits.values()), close=own.close, size=own.size)
+        return replace(found, own=own, spoils=frozenset(spoils))
 
     def _fit_one(
         self, got: Array, expected: Expected, exact: Array, promised: Array, may_be_nan: bool
@@ -279,7 +315,7 @@ class Trial:
             sizes = [np.where(np.isnan(x), np.inf, x) for x in (wrong, off, np.abs(got))]
             units = [np.minimum(x / radius, 1e6)[judged] for x in sizes]
         error, left, size = (float((u * u).sum()) for u in units)
-        return Match(within, error, left, close=left <= (1 - ALL) * size)
+        return Match(within, error, left, close=left <= (1 - ALL) * size, size=size)
 
     def _compared(
         self, got: Array, expected: Expected, exact: Array, promised: Array, may_be_nan: bool

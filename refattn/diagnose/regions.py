@@ -16,9 +16,9 @@ import numpy as np
 
 from ..case import GRADIENTS, Case
 from ..precision import Precision
+from .alone import right
 from .dense import Array, Inputs
 from .hypothesis import Answer, Hypothesis
-from .model import Model
 
 __all__ = ["REGIONS", "Region", "within"]
 
@@ -239,12 +239,12 @@ def within(h: Hypothesis, region: Region) -> Hypothesis:
     def solve(inputs: Inputs, contract: Precision | None, want: frozenset[str]) -> Answer:
         gradients = not want.isdisjoint(GRADIENTS)
         if region.rows is None or not gradients:
-            return _mixed(h.solve(inputs, contract, want), _right(inputs, contract, want), region, inputs)
+            return _mixed(h.solve(inputs, contract, want), right(inputs, contract, want), region, inputs)
         if h.made is None:
             return {}  # gradients of some rows alone take a model
         inside = np.broadcast_to(region.rows(inputs), inputs.visible.shape[:3])
         y = h.solve(_fed(inputs, (region, True), inside), contract, want)
-        z = _right(_fed(inputs, (region, False), ~inside), contract, want)
+        z = right(_fed(inputs, (region, False), ~inside), contract, want)
         return _mixed(y, z, region, inputs) | {n: y[n] + z[n] for n in GRADIENTS if n in y and n in z}
 
     return replace(
@@ -253,21 +253,13 @@ def within(h: Hypothesis, region: Region) -> Hypothesis:
     )  # fmt: skip
 
 
-def _right(inputs: Inputs, contract: Precision | None, want: frozenset[str]) -> Answer:
-    key = ("right", contract, want)
-    if key not in inputs.made:
-        inputs.made[key] = Model(inputs, contract).solve(want)
-    found: Answer = inputs.made[key]
-    return found
-
-
-def _mixed(wrong: Answer, right: Answer, region: Region, inputs: Inputs) -> dict[str, Array]:
+def _mixed(wrong: Answer, rest: Answer, region: Region, inputs: Inputs) -> dict[str, Array]:
     """The wrong answer in the region, the right one elsewhere; an output that has no such parts is right."""
     found = {}
     for n in wrong:
-        if n in right and wrong[n].shape == right[n].shape:
+        if n in rest and wrong[n].shape == rest[n].shape:
             inside = region.of(n, inputs)
-            found[n] = right[n] if inside is None else np.where(inside, wrong[n], right[n])
+            found[n] = rest[n] if inside is None else np.where(inside, wrong[n], rest[n])
     return found
 
 

@@ -12,7 +12,9 @@ from typing import Any
 from ..case import GRADIENTS, Case
 from ..judge import Verdict
 from ..localise import localise
+from .alone import alone
 from .conclusion import closest, conclude
+from .deduced import deduced
 from .diagnosis import Diagnosis
 from .evidence import SCORES, bare, can_be_evaluated, named, scores, short
 from .facts import facts
@@ -39,6 +41,8 @@ BEHIND = 2
 """So many cases fewer than the best a candidate may have explained."""
 MOST_REGIONAL = 24
 """So many explanations that hold in a region alone are kept of a failure."""
+MOST_APART = 12
+"""Of so many candidates it is asked in which outputs they hold."""
 MOST_ASKED = 80
 """So many candidates are asked of all."""
 FAMILIES, MOST_MEMBERS = 3, 3
@@ -154,6 +158,7 @@ class Suspects:
                 continue  # something simpler explains it
             parts = [h, *trial.elsewhere(h)]
             found += [part for part in parts[1:] if trial.match(part).nearly]
+            found += [x for part in parts for x in trial.in_outputs(part)]
             for part in parts if regional < MOST_REGIONAL and h.made is not None else ():
                 held = list(trial.in_regions(part, MOST_REGIONAL))
                 found, regional = found + held, regional + len(held)
@@ -221,12 +226,20 @@ class Suspects:
         found = conclude(
             counts, against, broad, sample, self.trials, self.excused, self.failing
         )
+        if found is None and until > time.thread_time():
+            rules = deduced(self.trials, time.thread_time() + self.seconds / 4)
+            self.candidates |= {h: len(sample) for rule in rules for h in (rule, *rule.elsewhere)}
+            until = time.thread_time() + self.seconds / 4
+            counts = self._asked(sample, until)
+            against, broad = self._against(counts, sample, until)
+            found = conclude(counts, against, broad, sample, self.trials, self.excused, self.failing)
         return found or closest((*self.candidates, *self.near), asked, self.failing)
 
     def _counted(self, sample: Sequence[Trial], until: float) -> dict[Hypothesis, int]:
         """How many of the sample each candidate explains, in a part of the kernel alone too, and each family."""
         counts = self._asked(sample, until)
-        counts = self._asked(sample, until) if self._in_parts(counts, sample, until) else counts
+        more = self._in_parts(counts, sample, until) | self._in_outputs(counts, sample, until)
+        counts = self._asked(sample, until) if more else counts
         return self._with_families(counts, sample, until)
 
     def _in_parts(self, counts: Mapping[Hypothesis, int], sample: Sequence[Trial], until: float) -> bool:
@@ -237,6 +250,26 @@ class Suspects:
                 if time.thread_time() > until:
                     break
                 new += [x for x in h.elsewhere if x not in self.candidates and trial.match(x).explains]
+        self.candidates |= {h: len(sample) for h in new}
+        return bool(new)
+
+    def _in_outputs(self, counts: Mapping[Hypothesis, int], sample: Sequence[Trial], until: float) -> bool:
+        """Whether the best candidates explain more in some outputs alone, in those that most failures agree on."""
+        best = sorted(counts, key=lambda h: -counts[h])
+        new = []
+        for whole in list(dict.fromkeys(h.whole or h for h in best if not (h.vague or h.members)))[:MOST_APART]:
+            votes: Counter[str] = Counter()
+            for trial in sample:
+                if time.thread_time() > until:
+                    break
+                found = trial.match(whole)
+                if found.nearly or found.apart:
+                    votes.update(trial.failing)
+                    votes.subtract(found.spoils)
+            names = frozenset(n for n, k in votes.items() if k > 0)
+            if any(k < 0 for k in votes.values()) and names:
+                new.append(alone(whole, names))
+        new = [h for h in new if h not in self.candidates]
         self.candidates |= {h: len(sample) for h in new}
         return bool(new)
 

@@ -54,6 +54,15 @@ class Bounds(Model):
     rows: Any = (64, False)
     keys = 64
 
+    def reach(self) -> Array:
+        """What is seen by the parts of the mask that bound tiles."""
+        if self.case is not self.inputs.case:
+            return bounded(self.case)
+        if "reach" not in self.inputs.made:
+            self.inputs.made["reach"] = bounded(self.case)
+        found: Array = self.inputs.made["reach"]
+        return found
+
     def ends(self, seen: Array) -> tuple[Array, Array]:
         """The first visible key of each row, and one past its last; Lk and 0 where none is."""
         n = seen.shape[-1]

@@ -11,6 +11,7 @@ import numpy as np
 from ...case import Case
 from ..hypothesis import kind
 from ..model import Array, Model
+from .bounds import KEYS, ROWS, SAME, Bounds
 
 __all__: list[str] = []
 
@@ -116,12 +117,61 @@ class dbias_stored(Model):
         return super().reduced(np.where(end == kept, dt, 0))
 
 
+ORDERS = {"rows by rows, and the keys of each": "rows", "keys by keys, and the rows of each": "keys"}
+
+
+@kind(
+    lambda case: "dbias" in case.want and bool(_over(case)), "dbias", same=SAME, each={"pair": 0, "tile": 1},
+    order=ORDERS, way={"first to last": 1, "last to first": -1}, rows={w: x for w, x in ROWS.items() if x[0] > 1},
+    keys=KEYS,
+)  # fmt: skip
+class dbias_stored_in_loop(Bounds):
+    """dbias: stored, not added, by each {each}, in tiles of {rows} rows and {keys} keys, {order}, these from {way}."""
+
+    each, order, way = 0, "rows", 1
+
+    def reduced(self, dt: Array) -> Array:
+        axes, at = _over(self.given), self.turn(dt.shape)
+        last = np.where(self.visited(), at, -1)
+        return super().reduced(np.where(last == last.max(axes, keepdims=True), dt, 0))
+
+    def visited(self) -> Array:
+        """The pairs in tiles of which some is seen."""
+        found = np.zeros_like(self.seen)
+        for j in range(0, found.shape[3], self.keys):
+            some = self.of_tile(self.seen[..., j : j + self.keys].any(-1), lambda x: x.any(-1))
+            found[..., j : j + self.keys] = some[..., None]
+        return found
+
+    def turn(self, shape: tuple[int, ...]) -> Array:
+        """When a pair's turn is, or that of its tile."""
+        case, (size, packed) = self.given, self.rows
+        b, h, i, j = np.ogrid[tuple(slice(n) for n in shape)]
+        group = case.group
+        head, one = h // group, h % group
+        row = i * group + one if packed is True else i + one * np.array(case.lengths[0])[:, None, None, None]
+        row, one = (row, 0 * one) if packed else (i + 0 * h, one)
+        tile, keys = row // size, j // self.keys
+        keys = keys if self.way > 0 else keys.max(initial=0) - keys
+        within = (row % size, j % self.keys) if not self.each else ()
+        outer = (one, tile, keys) if self.order == "rows" else (keys, one, tile)
+        at = np.zeros(shape, np.int64)
+        for place in (b, head, *outer, *within):
+            at = at * (int(place.max(initial=0)) + 1) + place
+        return at
+
+
 @kind(
     lambda case: "dbias" in case.want, "dbias",
     how={
         "multiplied by the scale": lambda x, y: y * x.factor(),
         "divided by the scale": lambda x, y: y / x.factor() if x.factor() else y,
-        "without delta": None,
+        "without delta": lambda x, y: y + x.of(x.p * x.delta()[..., None]),
+        "without delta and dlse: that of p dp": lambda x, y: x.of(x.p * x.dp),
+        "without dlse": lambda x, y: y - x.of(x.p * x.arriving()[..., None]),
+        "that of weights": lambda x, y: x.of(x.p), "that of the gradients of weights, dp": lambda x, y: x.of(x.dp),
+        "multiplied by the modifier's slope": lambda x, y: y if x.case.score_mod is None else x.of(
+            x.dt * x.modifier_slope()),
         "written with rows and columns exchanged": lambda x, y: np.ascontiguousarray(y.swapaxes(2, 3)).reshape(y.shape),
         "that of the next head": lambda x, y: np.roll(y, -1, 1), "that of the next row": lambda x, y: np.roll(y, -1, 2),
         "that of head 0": lambda x, y: np.repeat(y[:, :1], y.shape[1], 1),
@@ -130,10 +180,49 @@ class dbias_stored(Model):
 class dbias(Model):
     """dbias is {how}."""
 
-    how: Callable[[Any, Array], Array] | None
+    how: Callable[[Any, Array], Array]
+
+    def through_softmax(self, p: Array, dp: Array, incoming: Array) -> Array:
+        self.p, self.dp = p, dp
+        return super().through_softmax(p, dp, incoming)
+
+    def of(self, x: Array) -> Array:
+        return super().reduced(np.where(self.seen, x, 0))
 
     def reduced(self, dt: Array) -> Array:
-        if self.how is not None:
-            return self.how(self, super().reduced(dt))
-        p = self.again()
-        return super().reduced(dt + p * self.delta()[..., None])
+        self.dt = dt
+        return self.how(self, super().reduced(dt))
+
+
+WRITTEN: dict[str, Callable[[Array, Array, Case], tuple[Array, Array]]] = {
+    "entry h and head b": lambda b, h, c: (h, b), "head h // group": lambda b, h, c: (b, h // c.group),
+    "head h % Hkv": lambda b, h, c: (b, h % max(1, c.Hkv)),
+    "the plane b H + h of so many, modulo their number": lambda b, h, c: (
+        (b * c.H + h) % (c.bias_shape[0] * c.bias_shape[1]) // c.bias_shape[1],
+        (b * c.H + h) % (c.bias_shape[0] * c.bias_shape[1]) % c.bias_shape[1]),
+}  # fmt: skip
+
+
+def _moves(case: Case, how: Any) -> bool:
+    if "dbias" not in case.want:
+        return False
+    b, h = np.ogrid[: case.B, : case.H]
+    places = [np.broadcast_to(x % n, (case.B, case.H))
+              for x, n in zip((*how.to(b, h, case), b, h), case.bias_shape[:2] * 2, strict=True)]  # fmt: skip
+    return any((x != y).any() for x, y in zip(places[:2], places[2:], strict=True))
+
+
+@kind(_moves, "dbias", to=WRITTEN)
+class dbias_written(Model):
+    """dbias of entry b and head h is added to that of {to}."""
+
+    to: Callable[[Array, Array, Case], tuple[Array, Array]]
+
+    def reduced(self, dt: Array) -> Array:
+        case = self.given
+        sizes = case.bias_shape
+        total = np.zeros((*sizes[:2], *dt.shape[2:]), dt.dtype)
+        b, h = type(self).to(*np.ogrid[: case.B, : case.H], case)
+        np.add.at(total, (b % sizes[0], h % sizes[1]), dt)
+        axes = tuple(a for a in (2, 3) if sizes[a] == 1)
+        return total.sum(axes, keepdims=True)

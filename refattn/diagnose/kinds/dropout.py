@@ -27,7 +27,7 @@ class kept_by_place_in_tile(Model):
         return x | {"keep": np.take(x["keep"], np.arange(x["keep"].shape[self.of]) % self.n, self.of)}
 
 
-@kind(lambda case: bool(case.dropout), how={
+KEPT: dict[str, Move] = {
     "those of the next key": lambda x: np.roll(x, -1, 3), "those of the key before": lambda x: np.roll(x, 1, 3),
     "those of the next query": lambda x: np.roll(x, -1, 2), "those of the query before": lambda x: np.roll(x, 1, 2),
     "those of head 0": lambda x: np.repeat(x[:, :1], x.shape[1], 1),
@@ -39,7 +39,10 @@ class kept_by_place_in_tile(Model):
     "those of the first row": lambda x: np.repeat(x[:, :, :1], x.shape[2], 2),
     "those of head and query exchanged": lambda x: np.ascontiguousarray(x.swapaxes(1, 2)).reshape(x.shape),
     "the other ones": lambda x: ~x, "all": lambda x: x | True,
-})  # fmt: skip
+}  # fmt: skip
+
+
+@kind(lambda case: bool(case.dropout), how=KEPT)
 class kept(Model):
     """The weights that dropout keeps are {how}."""
 
@@ -108,9 +111,7 @@ class dropout_in_sum(Model):
         "the factor in dp is 1 - p": lambda x, dp, f: np.where(x.keep, dp / f if f else dp, 0),
         "the factor in dp is there twice": lambda x, dp, f: np.where(x.keep, dp * f * f, 0),
         "dp is dropped where it should be kept": lambda x, dp, f: np.where(x.keep, 0, dp * f),
-        "dp is dropped by the mask of the next key": lambda x, dp, f: np.where(np.roll(x.keep, -1, 3), dp * f, 0),
-        "dp is dropped by the mask of the key before": lambda x, dp, f: np.where(np.roll(x.keep, 1, 3), dp * f, 0),
-        "dp is dropped by the mask of the next query": lambda x, dp, f: np.where(np.roll(x.keep, -1, 2), dp * f, 0),
+        "the factor in dp is 1 / p": lambda x, dp, f: np.where(x.keep, dp / (x.given.dropout or 1.0), 0),
     },
 )  # fmt: skip
 class dropout_in_dp(Model):
@@ -120,3 +121,37 @@ class dropout_in_dp(Model):
 
     def dropped(self, dp: Array) -> Array:
         return self.how(self, dp, self.undropped())
+
+
+PLACED: dict[str, Move] = {
+    f"those of a {words}'s place in its tile of {n}": (
+        lambda x, n=n, axis=axis: np.take(x, np.arange(x.shape[axis]) % n, axis))
+    for words, axis in (("query", 2), ("key", 3)) for n in (16, 32, 64)
+}  # fmt: skip
+
+
+@kind(
+    lambda case: case.backward and bool(case.dropout), ALL,
+    of={"gradients of weights": "dp", "weights, for dv,": "dv", "weights and their gradients in the backward": "dp dv"}, how=KEPT | PLACED,
+)  # fmt: skip
+class kept_in_backward(Model):
+    """What dropout keeps of {of} is {how}, not those that the forward kept."""
+
+    of = "dp"
+    how: Move
+
+    def others(self, of: str) -> None:
+        if of in self.of and self.keep is not None:
+            self.keep = type(self).how(self.x["keep"])
+
+    def dropped(self, dp: Array) -> Array:
+        true = self.keep
+        self.others("dp")
+        dp, self.keep = super().dropped(dp), true
+        return dp
+
+    def dv_of(self, p: Array, dout: Array) -> Array:
+        true = self.keep
+        self.others("dv")
+        dv, self.keep = super().dv_of(p, dout), true
+        return dv

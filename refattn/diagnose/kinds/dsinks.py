@@ -90,6 +90,10 @@ SUMS: dict[str, Rows] = {
         lambda x, y, s: y.sum((0, 2)).reshape(-1, x.given.group).T.ravel(),
     "that of key head and group exchanged": lambda x, y, s: y.sum((0, 2)).reshape(x.given.group, -1).T.ravel(),
     "the sum of all heads so far, as it is not reset": lambda x, y, s: np.cumsum(y.sum((0, 2))),
+    "added to that of head h % Hkv": lambda x, y, s: x.by_head(y, lambda h, g, n: h % n),
+    "added to that of head h // group": lambda x, y, s: x.by_head(y, lambda h, g, n: h // g),
+    "added to that of the first head of the group": lambda x, y, s: x.by_head(y, lambda h, g, n: h // g * g),
+    "that of entries that have keys": lambda x, y, s: x.of_entries(y, np.array(x.given.lengths[1]) > 0),
     "that with dlse twice": lambda x, y, s: (y + s * x.arriving()).sum((0, 2)),
     "that by the delta of the output without the sink": lambda x, y, s: (
         s * (x.arriving() - x.delta() / np.where(s == 1, 1, 1 - s))).sum((0, 2)),
@@ -98,6 +102,9 @@ SUMS: dict[str, Rows] = {
 } | {
     f"{words} tile of {n} rows alone": (lambda x, y, s, n=n, last=last: x.of_rows(y, n, last))
     for words, last in (("that of the last", True), ("that of the first", False)) for n in (16, 32, 64, 128)
+} | {
+    f"counted once for each tile of {n} keys of an entry": (lambda x, y, s, n=n: x.of_entries(
+        y, -(-np.array(x.given.lengths[1]) // n))) for n in (16, 32, 64, 128)
 }  # fmt: skip
 
 
@@ -109,6 +116,14 @@ class sinks_sum(Model):
 
     def dsinks(self, share: Array, incoming: Array) -> Array:
         return np.asarray(type(self).how(self, share * incoming, share))
+
+    def by_head(self, y: Array, to: Callable[[Array, int, int], Array]) -> Array:
+        found, each = np.zeros(y.shape[1], y.dtype), y.sum((0, 2))
+        np.add.at(found, to(np.arange(len(each)), self.given.group, max(1, self.given.Hkv)), each)
+        return found
+
+    def of_entries(self, y: Array, times: Array) -> Array:
+        return np.asarray((y.sum(2) * times[:, None]).sum(0))
 
     def of_rows(self, y: Array, size: int, last: bool) -> Array:
         own, i = np.array(self.given.lengths[0])[:, None, None], np.arange(y.shape[2])

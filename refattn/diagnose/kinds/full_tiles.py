@@ -1,4 +1,4 @@
-"""Hypotheses on tiles that are taken for full, so that the mask is not applied in them, by a test that looks at little."""
+"""Hypotheses on tiles that are taken for full, and not masked, by a test that looks at little of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...mutants import rewritten
 from ..hypothesis import kind
 from ..model import Array
 from .alignment import ALIGNED, Asked
-from .bounds import KEYS, ROWS, SAME, Bounds, cut
+from .bounds import KEYS, ROWS, SAME, Bounds, cut, hides
 
 __all__: list[str] = []
 
@@ -43,7 +43,9 @@ def _right_side(m: Any) -> Mask:
 
 
 def _left_side(m: Any) -> Mask:
-    return replace(m, right=None) if isinstance(m, Window) else Window(None, None) if isinstance(m, Causal) else m
+    if isinstance(m, Causal):
+        return Window(None, None, "top_left")
+    return replace(m, right=None) if isinstance(m, Window) else m
 
 
 def _further(m: Any) -> Mask:
@@ -77,11 +79,13 @@ def _tiled(case: Case, how: Any) -> bool:
     return case.mask is not None and case.Lk > 1
 
 
-@kind(_tiled, same=SAME, test=TESTS, rows=ROWS, keys=KEYS)
+@kind(_tiled, same=SAME, test=TESTS, rows=ROWS, keys=KEYS, within={"": False, " within its bounds": True})
 class taken_for_full(Bounds):
-    """A tile of {rows} queries and {keys} keys is not masked if {test}."""
+    """A tile of {rows} queries and {keys} keys is not masked{within} if {test}."""
 
     test: Test = (None, _all, _all)
+    within = False
+    """whether tiles are cut off at the first and the last key that one of the queries sees"""
 
     def visible(self) -> Array:
         case, (change, over_keys, over_rows) = self.case, self.test
@@ -89,10 +93,20 @@ class taken_for_full(Bounds):
         seen = asked = super().visible()
         if change is not None:
             asked = np.asarray(replace(case.visibility, mask=rewritten(case.mask, change)).tile())
+        gone = self.gone_over()
         parts = []
         for first, part in enumerate(cut(asked, self.keys)):
-            there = real[..., first * self.keys :][..., : part.shape[-1]]
+            there = (real & gone)[..., first * self.keys :][..., : part.shape[-1]]
             open_ = part | ~there if over_keys is _all else part  # keys that an entry has not are in no tile
             full = self.of_tile(over_keys(open_) & there.any(-1), over_rows)
             parts.append(np.broadcast_to(full[..., None], part.shape))
-        return np.asarray((seen | np.concatenate(parts, -1)) & real)
+        return np.asarray(seen | (np.concatenate(parts, -1) & real & gone))
+
+    def gone_over(self) -> Array:
+        """The keys from the first to the last that one of a tile's rows may see, or the key tiles."""
+        if not hides(self.case):
+            return np.ones((1, 1, 1, 1), bool)
+        first, last = self.ends(self.reach())
+        low, high = self.of_tile(first, lambda x: x.min(-1))[..., None], self.of_tile(last, lambda x: x.max(-1))[..., None]
+        j = np.arange(self.case.Lk)
+        return (j >= low) & (j < high) if self.within else (j >= self.down(low)) & (j < self.up(high))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from ...case import Case
 from ..hypothesis import kind
-from ..model import Array, Model
-from .partial_sums import Held
+from ..model import Array, Model, product
+from .partial_sums import STORED, Held
 from .roundings import SIZES, TO, _applies, lowered
 
 __all__: list[str] = []
 
+
 @kind(lambda case, how: case.backward and _applies(case, how), "dq dk dv dbias dsinks dscale dsoftcap", rounding=True,
-      what={"delta": "delta", "dp": "dp", "ds": "ds", "the weights": "p"}, to=TO)  # fmt: skip
+      what={"delta": "delta", "dp": "dp", "ds": "ds", "the weights": "p"},
+      to=(*TO, "float8_e4m3fn", "float8_e5m2"))  # fmt: skip
 class backward_rounded(Model):
     """In the backward {what} rounded to {to}."""
 
@@ -32,10 +37,6 @@ class backward_rounded(Model):
         return lowered(p, self.to, self.given) if self.what == "p" else p
 
 
-@kind(
-    lambda case, how: case.backward and _applies(case, how), "dq dk dv", rounding=True,
-    of={"dq": ("dq",), "dk and dv": ("dk", "dv"), "dk": ("dk",), "dv": ("dv",)}, tile=SIZES, to=TO,
-)  # fmt: skip
 class gradient_sum_rounded(Held):
     """The sum of {of} is rounded to {to} after each tile of {tile}."""
 
@@ -53,6 +54,12 @@ class gradient_sum_rounded(Held):
         return y | total
 
 
+for words, names in STORED.items():
+    kind(
+        lambda case, how: not case.want.isdisjoint(how.of) and _applies(case, how), " ".join(names), rounding=True,
+        of={words: names}, tile=SIZES, to=TO,
+    )(gradient_sum_rounded)  # fmt: skip
+
 @kind(lambda case: case.backward and case.H != case.Hkv, "dk dv", rounding=True, to=TO)
 class head_gradients_rounded(Model):
     """dk and dv of each query head are rounded to {to} before the group's are added."""
@@ -61,3 +68,64 @@ class head_gradients_rounded(Model):
 
     def group(self, y: Array) -> Array:
         return super().group(lowered(y, self.to, self.given))
+
+
+TF32 = {"dout and values": "dv", "dout": "d", "ds, and keys and queries that it is multiplied with,": "s",
+        "all operands of the backward's products": "dvsp"}  # fmt: skip
+
+
+@kind(lambda case: case.backward and case.dtype == "float32", "dq dk dv dbias dsinks dscale dsoftcap", rounding=True,
+      of=TF32, how={"rounded": False, "cut": True})  # fmt: skip
+class backward_in_tf32(Model):
+    """In the backward {of} are {how} to the ten bits of TF32 before they are multiplied."""
+
+    of, how = "d", False
+
+    def short(self, x: Array, of: str) -> Array:
+        return in_tf32(x, self.how) if of in self.of else x
+
+    def dp_of(self, dout: Array) -> Array:
+        return np.asarray(self.short(dout, "d") @ self.short(self.v, "v").swapaxes(-1, -2))
+
+    def dv_of(self, p: Array, dout: Array) -> Array:
+        return super().dv_of(self.short(p, "p"), self.short(dout, "d"))
+
+    def dq_of(self, ds: Array) -> Array:
+        return product(self.short(ds, "s"), self.short(self.k, "s"), self.seen)
+
+    def dk_of(self, ds: Array) -> Array:
+        turned = self.short(ds, "s").swapaxes(-1, -2)
+        return product(turned, self.short(self.q, "s"), self.seen.swapaxes(-1, -2))
+
+
+def in_tf32(x: Array, cut: bool) -> Array:
+    """x with ten bits after the first, cut or rounded to nearest."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    bits = bits if cut else bits + 0xFFF + (bits >> 13 & 1)
+    return np.where(np.isfinite(x), (bits & np.uint32(0xFFFFE000)).view(np.float32), x).astype(x.dtype)
+
+
+@kind(
+    lambda case, how: "dbias" in case.want and _applies(case, how) and len(over(case, how)) > 0, "dbias",
+    rounding=True, each={"entry": (0,), "head": (0, 1), "row": (0, 1, 2)}, to=TO,
+)  # fmt: skip
+class dbias_sum_rounded(Model):
+    """The sum of dbias is rounded to {to} after each {each}."""
+
+    each: tuple[int, ...] = (0,)
+    to = ""
+
+    def reduced(self, dt: Array) -> Array:
+        axes = over(self.given, type(self))
+        parts = np.moveaxis(dt, axes, range(len(axes))).reshape(-1, *(n for a, n in enumerate(dt.shape) if a not in axes))
+        shape = [1 if a in axes else n for a, n in enumerate(dt.shape)]
+        total = super().reduced(np.zeros_like(dt))
+        for part in parts:
+            held = np.broadcast_to(part.reshape(shape), dt.shape) / np.prod([dt.shape[a] for a in axes])
+            total = lowered(total + super().reduced(held), self.to, self.given)
+        return total
+
+
+def over(case: Case, how: Any) -> tuple[int, ...]:
+    """Of these axes, those that the bias is broadcast over."""
+    return tuple(a for a in how.each if case.bias_shape[a] == 1 < (case.B, case.H, case.Lq, case.Lk)[a])

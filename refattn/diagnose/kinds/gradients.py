@@ -47,7 +47,6 @@ def _wants(case: Case, how: Any) -> bool:
     return not case.want.isdisjoint(how.of) and abs(factor - 1) > 1e-3
 
 
-@kind(_wants, ALL, of=SETS, how=FACTORS)
 class gradient_factor(Model):
     """{of}: {how}."""
 
@@ -62,6 +61,9 @@ class gradient_factor(Model):
             y[n] = y[n] * self.how(s)
         return y
 
+
+for words, of in SETS.items():
+    kind(_wants, " ".join(of), of={words: of}, how=FACTORS)(gradient_factor)
 
 @kind(lambda case: case.backward and scale_of(case.scale, case.D) == 0, "dq dk",
     of={"dq": "q", "dk": "k", "dq and dk": "qk"})
@@ -151,10 +153,7 @@ class dsinks(Model):
         return self.how(self, share, incoming)
 
 
-@kind(
-    _back, "dq dk dv",
-    of={"dq": "dq", "dk": "dk", "dv": "dv", "dk and dv": ("dk", "dv"), "each of dq, dk and dv": ("dq", "dk", "dv")},
-    how={
+WRITTEN: dict[str, Callable[[Array], Array]] = {
         "of the head before": lambda y: np.roll(y, 1, 1), "of the entry before": lambda y: np.roll(y, 1, 0),
         "with entries and heads exchanged in memory":
             lambda y: np.ascontiguousarray(y.swapaxes(0, 1)).reshape(y.shape),
@@ -172,18 +171,22 @@ class dsinks(Model):
             lambda y: np.ascontiguousarray(y.swapaxes(1, 2)).reshape(y.shape),
         "without its last row": lambda y: np.concatenate([y[:, :, :-1], 0 * y[:, :, -1:]], 2),
         "without its first row": lambda y: np.concatenate([0 * y[:, :, :1], y[:, :, 1:]], 2),
-    },
-)  # fmt: skip
+}  # fmt: skip
+
+
 class gradient_written(Model):
     """{of} is that {how}."""
 
-    of: Any = "dq"
+    of: tuple[str, ...] = ("dq",)
     how: Callable[[Array], Array]
 
     def told(self, y: dict[str, Array]) -> dict[str, Array]:
-        names = (self.of,) if isinstance(self.of, str) else self.of
-        return y | {n: self.how(y[n]) for n in names if n in y}
+        return y | {n: self.how(y[n]) for n in self.of if n in y}
 
+
+for words, of in {"dq": ("dq",), "dk": ("dk",), "dv": ("dv",), "dk and dv": ("dk", "dv"),
+                  "each of dq, dk and dv": ("dq", "dk", "dv")}.items():  # fmt: skip
+    kind(lambda case, how: not case.want.isdisjoint(how.of), " ".join(of), of={words: of}, how=WRITTEN)(gradient_written)
 
 @kind(_back, "dk dv", how={"dk and dv are exchanged": 0})
 class gradients_exchanged(Model):

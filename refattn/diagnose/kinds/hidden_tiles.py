@@ -11,7 +11,7 @@ import numpy as np
 from ...case import Case
 from ..hypothesis import kind
 from ..model import Array, safe
-from .bounds import KEYS, ROWS, SAME, Bounds, bounded, hides
+from .bounds import KEYS, ROWS, SAME, Bounds, hides
 from .loops import State
 from .maxima import NAN, Underflow, exp_of
 
@@ -39,10 +39,6 @@ def _applies(case: Case, how: Any) -> bool:
     return (case.mask is not None or case.k_lens is not None) and (not needed or getattr(case, needed) is not None)
 
 
-def _masked_or_short(case: Case) -> bool:
-    return case.mask is not None
-
-
 def _same(case: Case, how: Any) -> Any:
     return SAME[1](case, how) if hides(case) else None
 
@@ -57,7 +53,7 @@ class Visited(Bounds):
         real = np.asarray(replace(case.visibility, mask=None).tile())
         if not hides(case):
             return real
-        first, last = self.ends(bounded(case))
+        first, last = self.ends(self.reach())
         low = self.down(self.of_tile(first, lambda x: x.min(-1)))
         high = self.of_tile(last, lambda x: x.max(-1))
         j = np.arange(case.Lk)
@@ -106,11 +102,11 @@ class maximum_of_visited(Visited, Underflow):
 
 
 @kind(
-    _masked_or_short, same=("rows", _same), rows=ROWS, keys=(1, *KEYS), whole=ENDS,
+    lambda case: case.mask is not None, same=("rows", _same), rows=ROWS, keys=(1, *KEYS), whole=ENDS,
     what={"the sum and the output": "zo", "the output alone": "o", "the sum alone": "z"},
 )  # fmt: skip
 class hidden_weights(Visited):
-    """The mask is applied for the maximum: hidden keys count in {what}, in tiles of {rows} rows, {keys} keys, to {whole}."""
+    """Weights are not masked: hidden keys count in {what}, in tiles of {rows} rows and {keys} keys, to {whole}."""
 
     what = "zo"
 

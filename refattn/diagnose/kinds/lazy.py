@@ -10,6 +10,7 @@ import numpy as np
 from ...case import Case
 from ..hypothesis import kind
 from ..model import LN2, Array, safe
+from .bounds import ROWS, SAME
 from .loops import PLAIN, SPLIT, State, Tiled, loops
 
 __all__: list[str] = []
@@ -120,3 +121,25 @@ class lazy_maximum_in_lse(Lazily):
 
     def log(self, m: Array, z: Array) -> Array:
         return super().log(np.where(z == 0, m, np.maximum(m, self.t.max(-1, initial=-np.inf))), z)
+
+
+ROW: dict[str, Callable[[Array], Array]] = {
+    "of the first of them": lambda x: x[..., 0], "of the last of them": lambda x: x[..., -1],
+    "of all of them": lambda x: x.all(-1),
+}
+
+
+@kind(
+    lambda case, how: _several(case, how) and case.Lq * (case.group if how.rows[1] else 1) > 1,
+    same=("rows", lambda case, how: SAME[1](case, how)), row=ROW,
+    rows={words: rows for words, rows in ROWS.items() if rows[0] > 1}, loop=loops(*PLAIN[1:5]),
+)  # fmt: skip
+class rescaled_by_row(Lazily):
+    """From tile to tile of {loop}, what is so far of {rows} rows is rescaled only where the maximum {row} grew."""
+
+    row: Callable[[Array], Array]
+
+    def next(self, state: State, m: Array, shrink: Array, total: Array, product: Array) -> State:
+        grown = (m > state[0]) | np.isneginf(m)
+        some = self.of_tile(grown, type(self).row) | np.isneginf(state[0])
+        return super(Lazily, self).next(state, m, np.where(some, shrink, 1), total, product)

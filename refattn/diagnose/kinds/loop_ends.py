@@ -9,7 +9,7 @@ import numpy as np
 from ...case import Case
 from ..hypothesis import kind
 from ..model import Array
-from .bounds import KEYS, ROWS, SAME, Bounds, bounded, hides
+from .bounds import KEYS, ROWS, SAME, Bounds, hides
 
 __all__: list[str] = []
 
@@ -18,22 +18,26 @@ def _gaps(case: Case, how: Any) -> bool:
     return case.Lk > how.keys and (case.mask is not None or case.bias is not None)
 
 
-END = {"of which they see nothing": (False, False), "of which they see nothing after one that they see": (True, False),
-       "of which they see nothing, from the last one on": (False, True)}  # fmt: skip
+END = {
+    "of which they see nothing": (False, False, False),
+    "of which they see nothing, from key 0 on": (False, False, True),
+    "of which they see nothing after one that they see": (True, False, True),
+    "of which they see nothing, from the last one on": (False, True, False),
+}
 
 
 @kind(_gaps, same=SAME, rows=ROWS, keys=KEYS, end=END)
 class loop_ends_at_hidden(Bounds):
     """The loop over tiles of {keys} keys that {rows} queries go over ends at the first {end}."""
 
-    end = False, False
+    end = False, False, False
 
     def visible(self) -> Array:
         seen, case = np.array(super().visible()), self.case
         own = seen & ~np.isneginf(self.x["bias"]) if "bias" in self.x else seen
-        first, last = self.ends(bounded(case) if hides(case) else np.ones_like(seen))
+        first, last = self.ends(self.reach() if hides(case) and not whole else np.ones_like(seen))
         low, high = self.of_tile(first, lambda x: x.min(-1)), self.of_tile(last, lambda x: x.max(-1))
-        after, backwards = self.end
+        after, backwards, whole = self.end
         going, met = np.ones(seen.shape[:3], bool), np.full(seen.shape[:3], not after)
         for j in range(0, case.Lk, self.keys)[:: -1 if backwards else 1]:
             tile = slice(j, j + self.keys)
@@ -55,7 +59,7 @@ class loop_by_number(Bounds):
     begin = True
 
     def visible(self) -> Array:
-        first, last = self.ends(bounded(self.case))
+        first, last = self.ends(self.reach())
         low, high = self.of_tile(first, lambda x: x.min(-1)), self.of_tile(last, lambda x: x.max(-1))
         seen, j = super().visible(), np.arange(self.case.Lk)
         seen = seen & (j < self.up(np.maximum(high - self.down(low), 0))[..., None])

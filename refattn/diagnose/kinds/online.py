@@ -167,7 +167,7 @@ class online_once(Steps):
 def _descale(x: Any) -> Array:
     """The scale of the codes of values, of each head."""
     scale = take(x.given, x.inputs.handed())["v_scale"].astype(np.float64)
-    return np.asarray(scale[:, x.v_heads(), 0, 0][:, :, None, None])
+    return np.asarray(np.broadcast_to(scale, (*scale.shape[:1], x.given.Hkv, 1, 1))[:, x.v_heads()])
 
 
 FACTORS: dict[str, tuple[Callable[[Case], bool], Callable[[Any], Any]]] = {

@@ -50,7 +50,6 @@ def _parted(case: Case, how: Any) -> bool:
     return case.backward and (n > how.tile or (how.part[2] is None and n % how.tile != 0))
 
 
-@kind(_parted, "dq dk dv", part=PARTS, tile=SIZES)
 class part_of_sum(Held):
     """{part}, tiles of {tile}."""
 
@@ -69,11 +68,15 @@ class part_of_sum(Held):
         return whole | {n: part[n] for n in whole if n in ("dq", "dk", "dv") and n in names}
 
 
+for words, part in PARTS.items():
+    kind(_parted, {"dkdv": "dk dv"}.get(part[0], part[0]), part={words: part}, tile=SIZES)(part_of_sum)
+
 SUMS = {"dq: of keys": (("dq",), 3), "dk and dv: of queries": (("dk", "dv"), 2), "dk: of queries": (("dk",), 2),
         "dv: of queries": (("dv",), 2)}  # fmt: skip
 WHICH: dict[str, Callable[[Array, int], Array]] = {
     "the first tile": lambda at, n: at == 0, "the last tile": lambda at, n: at == n - 1,
     "the second tile": lambda at, n: at == 1, "every other tile": lambda at, n: at % 2 == 1,
+    "all but every third tile": lambda at, n: at % 3 != 0, "all but every fourth tile": lambda at, n: at % 4 != 0,
 }
 
 
@@ -81,7 +84,6 @@ def _summed(case: Case, how: Any) -> bool:
     return not case.want.isdisjoint(how.of[0]) and (case.Lk if how.of[1] == 3 else case.Lq) > how.tile
 
 
-@kind(_summed, "dq dk dv", of=SUMS, which=WHICH, tile=SIZES, times={"left out": 0, "counted twice": 2})
 class tile_of_sum(Held):
     """In {of}, {which} of {tile} is {times}."""
 
@@ -97,6 +99,10 @@ class tile_of_sum(Held):
         return whole | {name: whole[name] + (self.times - 1) * part[name] for name in names}
 
 
+for words, of in SUMS.items():
+    kind(_summed, " ".join(of[0]), of={words: of}, which=WHICH, tile=SIZES, times={"left out": 0, "counted twice": 2})(
+        tile_of_sum)
+
 STORED = {"dq": ("dq",), "dk and dv": ("dk", "dv"), "dk": ("dk",), "dv": ("dv",)}
 
 
@@ -106,10 +112,6 @@ def _added(case: Case, how: Any) -> bool:
     return parts and not case.want.isdisjoint(how.of)
 
 
-@kind(
-    _added, "dq dk dv", same=SAME, of=STORED, rows=ROWS, keys=KEYS,
-    left={"last": -1, "first": 0},
-)  # fmt: skip
 class stored_not_added(Held, Bounds):
     """{of}: stored, not added, by each tile of {rows} rows and {keys} keys that sees some: the {left} one is left."""
 
@@ -150,6 +152,10 @@ class stored_not_added(Held, Bounds):
         return np.broadcast_to(at + 0 * b, visited.shape)
 
 
+for words, names in STORED.items():
+    kind(_added, " ".join(names), same=SAME, of={words: names}, rows=ROWS, keys=KEYS, left={"last": -1, "first": 0})(
+        stored_not_added)
+
 OVER: dict[str, tuple[int, bool]] = {f"tiles of {n} rows": (n, False) for n in (16, 32, 64, 128)}
 OVER |= {f"tiles of {n} rows, heads and entries": (n, True) for n in (16, 32, 64, 128)}
 OVER |= {"heads": (-1, False), "entries": (-2, False), "heads and entries": (-3, True)}
@@ -162,7 +168,6 @@ def _sums(case: Case, how: Any) -> bool:
     return not case.want.isdisjoint(how.of) and (n > 1 if size < 0 else rows > size)
 
 
-@kind(_sums, "dq dk dv", of=STORED, over=OVER)
 class gradient_not_reset(Model):
     """The sum of {of} is not set back to 0: it goes on over {over}."""
 
@@ -182,6 +187,9 @@ class gradient_not_reset(Model):
         tiles = wide.reshape(*((-1,) if all_ else (*x.shape[:2], -1)), size, x.shape[3])
         return np.cumsum(tiles, tiles.ndim - 3).reshape(wide.shape)[:, :, :n]
 
+
+for words, names in STORED.items():
+    kind(_sums, " ".join(names), of={words: names}, over=OVER)(gradient_not_reset)
 
 @kind(
     lambda case, how: not case.want.isdisjoint(("dk", "dv")) and case.mask is not None, "dk dv",

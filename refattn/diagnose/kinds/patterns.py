@@ -14,7 +14,7 @@ from ..hypothesis import kind
 from ..model import Array, Model
 from .alignment import Asked, _has
 
-__all__: list[str] = []
+__all__ = ["joined"]
 
 def _wider(by: int, side: str) -> Callable[[Window], tuple[Any, Any]]:
     def change(w: Window) -> tuple[Any, Any]:
@@ -124,6 +124,13 @@ def _window(left: int | None, right: int | None, align: Any) -> Mask:
         "a chunk is taken for a window of one key more": (Chunked, lambda m: Window(m.size, None, m.align)),
         "a chunk is one key too long": (Chunked, lambda m: dataclasses.replace(m, size=m.size + 1)),
         "a chunk is one key too short": (Chunked, lambda m: dataclasses.replace(m, size=max(1, m.size - 1))),
+        "the first key of the next chunk is seen too": (Chunked, lambda m: Asked(m, _first_of_next)),
+        "the last key of the chunk before is seen too": (Chunked, lambda m: Asked(m, _last_before)),
+        "the first key of a chunk is hidden": (Chunked, lambda m: Asked(m, lambda m, b, h, i, j, lq, lk: (
+            m(b, h, i, j, lq, lk) & (j % m.size != 0)))),
+        "the last key of a chunk is hidden": (Chunked, lambda m: Asked(m, lambda m, b, h, i, j, lq, lk: (
+            m(b, h, i, j, lq, lk) & (j % m.size != m.size - 1)))),
+        "all chunks up to the query's own are seen": (Chunked, lambda m: Asked(m, _later)),
         "a dilated window is one step too wide": (Dilated, lambda m: dataclasses.replace(m, window=m.window + 1)),
         "a dilated window is one step too narrow": (Dilated,
         lambda m: dataclasses.replace(m, window=max(0, m.window - 1))),
@@ -152,6 +159,14 @@ class pattern(Model):
 
         mask = rewritten(self.case.mask, other)
         return np.asarray(dataclasses.replace(self.case.visibility, mask=mask).tile())
+
+
+def _first_of_next(m: Any, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
+    return np.asarray(m(b, h, i, j, lq, lk) | ((j % m.size == 0) & m(b, h, i, np.maximum(j - 1, 0), lq, lk)))
+
+
+def _last_before(m: Any, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
+    return np.asarray(m(b, h, i, j, lq, lk) | ((j % m.size == m.size - 1) & m(b, h, i, j + 1, lq, lk)))
 
 
 def _plus(n: Any, by: int) -> Any:
@@ -193,12 +208,12 @@ def _earlier(m: Documents, b: Array, h: Array, i: Array, j: Array, lq: Array, lk
     return found
 
 
-def _joined(mask: Any, change: Callable[[Any], Any]) -> Any:
+def joined(mask: Any, change: Callable[[Any], Any]) -> Any:
     """The mask with each pair of joined ones changed."""
     if isinstance(mask, Not):
-        return Not(_joined(mask.mask, change))
+        return Not(joined(mask.mask, change))
     if isinstance(mask, (And, Or)):
-        return change(type(mask)(_joined(mask.left, change), _joined(mask.right, change)))
+        return change(type(mask)(joined(mask.left, change), joined(mask.right, change)))
     return mask
 
 
@@ -220,5 +235,23 @@ class joined_masks(Model):
     of: Any = ()
 
     def visible(self) -> Array:
-        mask = _joined(self.case.mask, lambda m: self.of[2](m) if isinstance(m, self.of[1]) else m)
+        mask = joined(self.case.mask, lambda m: self.of[2](m) if isinstance(m, self.of[1]) else m)
         return np.asarray(dataclasses.replace(self.case.visibility, mask=mask).tile())
+
+
+@kind(lambda case: "~" in repr(case.mask), how={
+    "is taken as it is": lambda m: m, "is not applied": lambda m: Window(None, None, "top_left"),
+    "hides all": lambda m: Not(Window(None, None, "top_left")),
+})  # fmt: skip
+class negated(Model):
+    """A mask of which the opposite is asked {how}."""
+
+    how: Callable[[Mask], Mask]
+
+    def visible(self) -> Array:
+        return np.asarray(dataclasses.replace(self.case.visibility, mask=self.other(self.case.mask)).tile())
+
+    def other(self, m: Any) -> Any:
+        if isinstance(m, Not):
+            return type(self).how(m.mask)
+        return type(m)(self.other(m.left), self.other(m.right)) if isinstance(m, (And, Or)) else m

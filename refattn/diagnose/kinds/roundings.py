@@ -66,7 +66,7 @@ class rescaling_rounded(Tiled):
         return super().next(state, m, lowered(shrink, self.to, self.given), total, product)
 
 
-@kind(_applies, rounding=True, of={"q": "q", "k": "k", "v": "v", "q and k": "qk", "q, k and v": "qkv"},
+@kind(_applies, rounding=True, of={"q": "q", "k": "k", "v": "v", "q and k": "qk", "k and v": "kv", "q, k and v": "qkv"},
     to=(*TO, "float8_e4m3fn", "float8_e5m2"))
 class input_rounded(Model):
     """{of} rounded to {to}."""

@@ -116,14 +116,12 @@ def _tile(x: Array, n: int, axis: int, last: bool) -> Array:
 
 
 def _wanted(case: Case, how: Any) -> bool:
-    if case.want.isdisjoint(how.of):
+    if not case.want >= set(how.of):
         return False
     number = np.broadcast_to(1.0, (case.B, case.H, case.Lq, case.Lk))
     return bool(case.B * case.Lq * case.Lk and how.part(case, number).sum() != number.sum())
 
 
-@kind(_wanted, "dscale dsoftcap", of={"dscale is": ("dscale",), "dsoftcap is": ("dsoftcap",),
-      "dscale and dsoftcap are": ("dscale", "dsoftcap")}, part=PARTS)  # fmt: skip
 class scalar_of_part(Summed):
     """{of} {part}, not the sum over all."""
 
@@ -135,3 +133,8 @@ class scalar_of_part(Summed):
         z = self.s / c
         each = {"dscale": ds * self.qk, "dsoftcap": capped * (np.tanh(z) - z * np.cosh(z) ** -2)}
         return {n: type(self).part(self.given, np.where(self.seen, each[n], 0)).sum() for n in self.of}
+
+
+for words, of in {"dscale is": ("dscale",), "dsoftcap is": ("dsoftcap",),
+                  "dscale and dsoftcap are": ("dscale", "dsoftcap")}.items():  # fmt: skip
+    kind(_wanted, " ".join(of), of={words: of}, part=PARTS)(scalar_of_part)

@@ -45,3 +45,16 @@ class at_the_end(Model):
         at = np.minimum(np.arange(n) + n - lens[:, None], n - 1)
         wide = np.broadcast_to(x, (self.given.B, *x.shape[1:]))
         return np.take_along_axis(wide, np.expand_dims(at, (1, 2) if self.axis == 3 else (1, 3)), self.axis)
+
+
+@kind(lambda case, how: "dbias" in case.want and _shorter(case, how), of={"the bias": "bias"},
+      axis={"queries": 2, "keys": 3})  # fmt: skip
+class written_at_the_end(at_the_end):
+    """In entries of fewer {axis} than others {of} is read, and its gradient written, at the end of the array."""
+
+    def reduced(self, dt: Array) -> Array:
+        lens, n = np.array(self.given.lengths[self.axis - 2]), dt.shape[self.axis]
+        at = np.arange(n) - n + lens[:, None]
+        wide = np.expand_dims(np.where(at < 0, n - 1, at), (1, 2) if self.axis == 3 else (1, 3))
+        moved = np.take_along_axis(dt, wide, self.axis)
+        return super().reduced(np.where(np.expand_dims(at >= 0, (1, 2) if self.axis == 3 else (1, 3)), moved, 0))

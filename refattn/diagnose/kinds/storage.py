@@ -77,6 +77,11 @@ PAGES: dict[str, Page] = {
         lambda t, j, n, m=m: ((_in(t, j // m) * n + j % m) // n, (_in(t, j // m) * n + j % m) % n))
     for m in (8, 16, 32, 64, 128)
 } | {
+    f"with {words} counted from the first key of each tile of {m}": (lambda t, j, n, m=m, both=both: (
+        _in(t, (j % m if both else j) // n), (j % m if both < 2 else j) % n))
+    for m in (8, 16, 32, 64, 128) for both, words in enumerate(("slots", "columns of the table and slots",
+                                                                "columns of the table"))
+} | {
     f"by a table whose rows have {words}": partial(_by_width, width=how)
     for words, how in {
         "one column fewer": lambda t, j, n: t.shape[1] - 1, "one column more": lambda t, j, n: t.shape[1] + 1,

@@ -30,6 +30,8 @@ DELTAS: dict[str, Delta] = {
     "of the first 32 columns alone": lambda x, d: x.delta_of(slice(32)),
     "of the first 64 columns alone": lambda x, d: x.delta_of(slice(64)),
     "of as many columns as a key has": lambda x, d: x.delta_of(slice(x.given.D)),
+    **{f"of whole blocks of {n} columns alone": (lambda x, d, n=n: x.delta_of(slice(x.v.shape[3] // n * n)))
+       for n in (4, 8, 16, 32, 64)},
     "without the last column": lambda x, d: x.delta_of(slice(-1)),
     "without the first column": lambda x, d: x.delta_of(slice(1, None)),
     "that of heads and queries exchanged in memory":
@@ -122,6 +124,9 @@ SOFTMAX: dict[str, Through] = {
     "p (dp - delta), p dropped": lambda x, p, dp, i: _kept(x, p) * (dp + i),
     "p (dp - delta), p dropped and divided by 1 - p":
         lambda x, p, dp, i: _kept(x, p) * x.undropped() * (dp + i),
+    "p (dp - delta), where dropout falls on dp - delta": lambda x, p, dp, i: p * np.where(
+        x.kept(), dp + i * x.undropped(), 0),
+    "p (dp - delta), where dropout falls on delta too": lambda x, p, dp, i: p * (dp + x.dropped(i + 0 * dp)),
 }
 
 
@@ -130,6 +135,9 @@ class through_softmax(Model):
     """ds is {how}."""
 
     how: Through
+
+    def kept(self) -> Array:
+        return np.ones((), bool) if self.keep is None else self.keep
 
     def through_softmax(self, p: Array, dp: Array, incoming: Array) -> Array:
         return self.how(self, p, dp, incoming[..., None])

@@ -15,6 +15,7 @@ from ...visibility import Or
 from ..hypothesis import kind
 from ..model import Array
 from .bounds import KEYS, ROWS, SAME, Bounds, hides
+from .patterns import joined
 
 __all__: list[str] = []
 
@@ -44,7 +45,7 @@ class last_tile_by_first_row(Bounds):
 
     def visible(self) -> Array:
         seen = super().visible()
-        last = self.up(self.of_tile(self.ends(seen)[1], lambda x: x[..., 0]))
+        last = self.up(self.of_tile(self.ends(self.reach())[1], lambda x: x[..., 0]))
         return seen & (np.arange(seen.shape[-1]) < last[..., None])
 
 
@@ -54,7 +55,7 @@ class last_tile_rounded_down(Bounds):
 
     def visible(self) -> Array:
         seen = super().visible()
-        last = self.down(self.of_tile(self.ends(seen)[1], lambda x: x.max(-1)))
+        last = self.down(self.of_tile(self.ends(self.reach())[1], lambda x: x.max(-1)))
         return seen & (np.arange(seen.shape[-1]) < last[..., None])
 
 
@@ -64,7 +65,7 @@ class first_tile_by_last_row(Bounds):
 
     def visible(self) -> Array:
         seen = super().visible()
-        first = self.down(self.of_tile(self.ends(seen)[0], lambda x: x[..., -1]))
+        first = self.down(self.of_tile(self.ends(self.reach())[0], lambda x: x[..., -1]))
         return seen & (np.arange(seen.shape[-1]) >= first[..., None])
 
 
@@ -74,7 +75,7 @@ class first_tile_rounded_up(Bounds):
 
     def visible(self) -> Array:
         seen = super().visible()
-        first = self.up(self.of_tile(self.ends(seen)[0], lambda x: x.min(-1)))
+        first = self.up(self.of_tile(self.ends(self.reach())[0], lambda x: x.min(-1)))
         return seen & (np.arange(seen.shape[-1]) >= first[..., None])
 
 
@@ -105,7 +106,7 @@ class tiles_by_row(Bounds):
 
     def visible(self) -> Array:
         seen = super().visible()
-        first, last = self.ends(seen)
+        first, last = self.ends(self.reach())
         j = np.arange(seen.shape[-1])
         if self.end[0]:
             seen = seen & (j >= self.down(self.of_tile(first, type(self).row))[..., None])
@@ -121,7 +122,7 @@ class mask_in_last_tile_alone(Bounds):
 
     def visible(self) -> Array:
         seen = super().visible()
-        last = self.of_tile(self.ends(seen)[1], lambda x: x.max(-1))
+        last = self.of_tile(self.ends(self.reach())[1], lambda x: x.max(-1))
         begin = self.down(np.maximum(last - 1, 0))
         real = np.asarray(replace(self.case.visibility, mask=None).tile())
         return (seen | (np.arange(seen.shape[-1]) < begin[..., None])) & real
@@ -138,7 +139,7 @@ class edge_not_masked(Bounds):
 
     def visible(self) -> Array:
         seen = super().visible()
-        first, last = self.ends(seen)
+        first, last = self.ends(self.reach())
         some, j = (first < last)[..., None], np.arange(seen.shape[-1])
         low = self.down(self.of_tile(first, lambda x: x.min(-1)))[..., None]
         high = self.up(self.of_tile(last, lambda x: x.max(-1)))[..., None]
@@ -168,7 +169,7 @@ class tile_lost(Bounds):
 
     def visible(self) -> Array:
         seen = super().visible()
-        first, last = self.ends(seen)
+        first, last = self.ends(self.reach())
         j = np.arange(seen.shape[-1])
         if self.end == 0:
             return seen & (j >= self.down(self.of_tile(first, lambda x: x.min(-1)))[..., None] + self.keys)
@@ -201,7 +202,7 @@ class bound_without_offset(Bounds):
         seen, case = super().visible(), self.case
         lq, lk = (np.array(n)[:, None, None] for n in case.lengths)
         wrong = {"none": 0 * lk, "padded": 0 * lk + case.Lk - case.Lq, "negative": lq - lk}[self.by] - (lk - lq)
-        first, last = self.ends(seen)
+        first, last = self.ends(self.reach())
         some, j = first < last, np.arange(seen.shape[-1])
         if self.end == 0:
             first = np.where(some & (first > 0), first + wrong, first)
@@ -234,16 +235,13 @@ def _causal(m: Any) -> Mask:
 
 PARTS: dict[str, tuple[type[Mask], Callable[[Any], Mask]]] = {
     "the diagonal of a prefix": (Prefix, _causal),
-    "the window, and not by the other mask that is enough": (Or, lambda m: m.left if _bounds(m.left) else m.right),
-    "the other mask, and not by the window": (Or, lambda m: m.right if _bounds(m.left) else m.left),
+    "the first of two masks of which either is enough": (Or, lambda m: m.left),
+    "the second of two masks of which either is enough": (Or, lambda m: m.right),
+    "both of two masks of which either is enough": (Or, lambda m: m.left & m.right),
     "the diagonal of global tokens": (GlobalTokens, _causal),
     "the window that a dilated one spans, one step too short": (
         Dilated, lambda m: replace(m, window=max(0, m.window - 1))),
 }  # fmt: skip
-
-
-def _bounds(m: Mask) -> bool:
-    return any(word in repr(m) for word in ("Causal", "Window", "Chunked", "Dilated"))
 
 
 def _has_part(case: Case, how: Any) -> bool:
@@ -260,7 +258,8 @@ class tiles_of_part_of_mask(Bounds):
 
     def visible(self) -> Array:
         seen, (of, change) = super().visible(), self.part
-        mask = rewritten(self.case.mask, lambda m: change(m) if isinstance(m, of) else m)
+        over = joined if of in (And, Or) else rewritten
+        mask = over(self.case.mask, lambda m: change(m) if isinstance(m, of) else m)
         first, last = self.ends(np.asarray(replace(self.case.visibility, mask=mask).tile()))
         j = np.arange(seen.shape[-1])
         if "first" in self.end:

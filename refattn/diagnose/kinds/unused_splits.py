@@ -9,7 +9,7 @@ import numpy as np
 from ...case import Case
 from ..hypothesis import kind
 from ..model import Array
-from .cuts import CUTS, SAME, ends
+from .cuts import SAME, USUAL, ends
 from .loops import State
 from .merges import Splits, with_maxima
 
@@ -20,7 +20,7 @@ def _unused(case: Case, how: Any) -> bool:
     return len({len(parts) for parts in ends(case, how.cut)}) > 1
 
 
-@kind(_unused, same=SAME, cut=CUTS, lse={"0": 0.0, "1": 1.0, "NaN": np.nan})
+@kind(_unused, same=SAME, cut=USUAL, lse={"0": 0.0, "1": 1.0, "NaN": np.nan})
 class merge_of_unused(Splits):
     """The merge of splits of {cut} takes as many for all as the longest entry has: the unused have lse {lse}."""
 

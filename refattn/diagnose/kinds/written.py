@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -115,7 +115,7 @@ class written_at_entry(written_at):
     axis = 0
 
 
-MISSED: dict[str, Callable[[Case], Array]] = {
+MISSED: Mapping[str, Places] = {
     f"heads of a group past the first{f' {n}' * (n > 1)}": (lambda c, n=n: np.arange(c.H) % c.group >= n)
     for n in (1, 2, 4, 8, 16)
 } | {
@@ -129,19 +129,19 @@ MISSED: dict[str, Callable[[Case], Array]] = {
 
 
 def _misses(case: Case, how: Any) -> bool:
-    return not case.want.isdisjoint(how.of) and bool(how.heads(case).any())
+    return not case.want.isdisjoint(how.of) and bool(how.missed(case).any())
 
 
-@kind(_misses, "out lse dq", heads=MISSED, of={"out and lse": ("out", "lse"), "out": ("out",), "lse": ("lse",)},
+@kind(_misses, "out lse dq", missed=MISSED, of={"out and lse": ("out", "lse"), "out": ("out",), "lse": ("lse",)},
       left=EMPTY)  # fmt: skip
 class heads_missed(Model):
-    """{heads} are not computed: {of} of them: never written, {left}."""
+    """Not computed are {missed}: their {of} stay {left}."""
 
-    heads: Callable[[Case], Array]
+    missed: Places
     of: tuple[str, ...] = ("out",)
     left = 0.0
 
     def told(self, y: dict[str, Array]) -> dict[str, Array]:
-        at = type(self).heads(self.given)[:, None]
+        at = type(self).missed(self.given)[:, None]
         empty = {n: 0.0 if self.left == -np.inf and n != "lse" else self.left for n in self.of}
         return y | {n: np.where(at if n == "lse" else at[..., None], empty[n], y[n]) for n in self.of if n in y}

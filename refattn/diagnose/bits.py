@@ -1,0 +1,116 @@
+"""Which loss of bits the errors go along with, where none is their exact size.
+
+A kernel has errors of its own that its contract allows.  Beside them the error of a wrong rounding is not the one that
+a hypothesis has in its arithmetic, but goes along with it: of all losses of bits the one that happened leaves least of
+the squared error, and the errors are as large as it says, on average (a matched filter; the size is the slope of the
+regression of the errors on those of the hypothesis).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import round_to
+from .distances import largest_of_row
+from .hypothesis import Hypothesis, hypotheses
+from .match import Trial
+from .order import spread
+
+__all__ = ["Along", "along"]
+
+Array = np.ndarray[Any, Any]
+FIRST, ALL = 3, 12
+"""All losses of bits are asked of so many failures, the best of so many."""
+BEST = 60
+LEAST = 0.4
+"""Of the squared error, on average: one that leaves more is not named,"""
+AHEAD = 0.9
+"""nor one that leaves more than this part of what the next one leaves."""
+SLOPE = 0.6, 1.6
+LARGEST = 1e3
+"""More radii than this an error counts for no more."""
+
+
+@dataclass(frozen=True)
+class Along:
+    """`share` of the squared error goes along with `hypothesis`, on average of the failures, with `second` the next."""
+
+    hypothesis: Hypothesis
+    share: float
+    second: float
+
+
+class Errors:
+    """Of a failure: the errors of what is wrong in units of the radius, and those that a hypothesis would make."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
+        self.found: dict[str, tuple[Array, Array, Array]] = {}
+        for name in sorted(trial.failing):
+            e, got = trial.expected[name], trial.got[name]
+            if got.shape != e.value.shape:
+                continue
+            with np.errstate(all="ignore"):
+                radius = largest_of_row(np.maximum(e.hi - e.value, e.value - e.lo))
+                judged = np.isfinite(e.value) & ~e.ignored & (np.broadcast_to(radius, got.shape) > 0)
+            self.found[name] = radius, judged, self._units(got, e.value, radius, judged)
+        self.size = float(sum((x * x).sum() for _, _, x in self.found.values()))
+
+    @staticmethod
+    def _units(answer: Array, value: Array, radius: Array, judged: Array) -> Array:
+        with np.errstate(all="ignore"):
+            x = ((answer - value) / radius)[judged]
+        return np.clip(np.where(np.isnan(x), LARGEST, x), -LARGEST, LARGEST)
+
+    def fit(self, h: Hypothesis) -> tuple[float, float]:
+        """The share of the squared error that is none beside a hypothesis, and the slope."""
+        if not (self.trial.failing <= h.shows and h.separates(self.trial.case)) or not self.size:
+            return 0.0, 1.0
+        try:
+            with np.errstate(all="ignore"):
+                answer = h.solve(self.trial.inputs, self.trial.contract, frozenset(self.found))
+        except Exception:  # it needs other inputs than these
+            return 0.0, 1.0
+        left = own = both = 0.0
+        for name, (radius, judged, errors) in self.found.items():
+            e = self.trial.expected[name]
+            if name not in answer or answer[name].shape != e.value.shape:
+                return 0.0, 1.0
+            with np.errstate(all="ignore"):
+                x = self._units(round_to(answer[name], e.dtype).astype(np.float64), e.value, radius, judged)
+            left, own, both = left + ((errors - x) ** 2).sum(), own + (x * x).sum(), both + (errors * x).sum()
+        return max(-1.0, 1 - left / self.size), both / own if own else 0.0
+
+
+def along(trials: Sequence[Trial], until: float) -> Along | None:
+    """The loss of bits that the errors of these failures go along with, if one is clearly ahead of all others."""
+    some = [e for e in map(Errors, spread(trials, ALL)) if e.size]
+    if not some:
+        return None
+    shares = {h: 0.0 for h in _losses()}
+    for errors in spread(some, FIRST):
+        for h in shares:
+            if time.thread_time() > until:
+                return None
+            shares[h] += errors.fit(h)[0]
+    best = sorted(shares, key=lambda h: -shares[h])[:BEST]
+    fits = {h: [errors.fit(h) for errors in some] for h in best if time.thread_time() < until}
+    mean = {h: float(np.mean([share for share, _ in rows])) for h, rows in fits.items()}
+    slope = {h: float(np.median([x for _, x in rows])) for h, rows in fits.items()}
+    ranked = sorted(mean, key=lambda h: -round(mean[h], 2))
+    first = ranked[0]
+    others = [h for h in ranked[1:] if h.what.split(" to ")[0] != first.what.split(" to ")[0]]
+    second = max((mean[h] for h in others), default=0.0)
+    clear = mean[first] >= LEAST and SLOPE[0] <= slope[first] <= SLOPE[1] and 1 - mean[first] <= AHEAD * (1 - second)
+    return Along(first, mean[first], second) if clear else None
+
+
+@cache
+def _losses() -> tuple[Hypothesis, ...]:
+    return tuple(h for h in hypotheses() if h.rounding)

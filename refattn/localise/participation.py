@@ -1,0 +1,130 @@
+"""How often each key takes part in a row, solved from what the row returned: 0, 1, 2 times, or not known.
+
+With e_j, r_j, v_j of `refattn.key_changes`, a key that counts a_j times gives out and, of its sum, Z, which lse tells,
+
+    sum_j a_j e_j (r_j v_j - out) = sink out,    sum_j a_j e_j = Z - sink,
+
+linear in a: one equation a column, and one for lse.  They are solved by least squares, in units of what each number may
+be off by; what comes so close to a whole number that noise cannot explain the rest is fixed, and the others are solved
+again.  Where there are more keys than equations those of a tile are taken to count alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from .key_changes import Rows
+
+__all__ = ["times_of_keys"]
+
+Array = np.ndarray[Any, Any]
+
+TILES = (8, 16, 32, 64, 128)
+MOST = 2
+"""times that a key may count"""
+NEAR, NOISE = 0.25, 0.1
+"""A key is known if it is so near to a whole number, and noise moves it by less."""
+ROUNDS = 4
+FITS = 3.0
+"""What is left of each equation, in units of its noise, may be so large."""
+TELLING = 4.0
+"""A key whose weight alone would move a row by so many times its bound is known where the row is right."""
+
+
+def times_of_keys(rows: Rows, sums: Array | None, right: Array) -> Array:
+    """(rows, keys): how often each counts; NaN where that is not known.
+
+    sums (rows,) is exp(lse - lse of the truth) of the answer, or None; right (rows,) says which rows are.
+    """
+    found = np.full(rows.e.shape, np.nan)
+    for i in range(len(rows.rows)):
+        row = rows.at([i])
+        total = float(sums[i]) if sums is not None and np.isfinite(sums[i]) else None
+        found[i] = _of_right(row) if right[i] else _of_wrong(row, total)
+    return found
+
+
+def _of_right(row: Rows) -> Array:
+    """The mask, of keys one of which alone would be noticed."""
+    n = row.out.shape[1]
+    e, rv = row.e[0], row.weighted()[:, 1 : 1 + n]
+    moved = np.abs(rv - e[:, None] * row.out[0])
+    at_once = moved / np.maximum(np.where(row.visible[0], np.abs(1 - e), 1 + e), 1e-9)[:, None]
+    known = (at_once > TELLING * row.half[0]).any(1)
+    return np.where(known, row.visible[0].astype(np.float64), np.nan)
+
+
+def _of_wrong(row: Rows, total: float | None) -> Array:
+    """What the equations say; of keys that the row sees first, then of all that exist."""
+    keys, visible = np.arange(row.e.shape[1]), row.visible[0]
+    unknown = np.full(row.e.shape[1], np.nan)
+    if not row.got[0].any() and (total is None or total < 1e-6) and visible.any():
+        return np.where(visible, 0.0, np.nan)
+    for those in (visible, keys < row.end):
+        for labels in _groupings(keys, those, row.got.shape[1]):
+            times = _solved(row, total, labels)
+            if times is not None:
+                return times
+    return unknown
+
+
+def _groupings(keys: Array, those: Array, equations: int) -> Iterator[Array]:
+    """Which keys count alike: each for itself, or those of a tile; -1 of those that do not count."""
+    for n in (1, *TILES):
+        labels = np.unique(keys[those] // n, return_inverse=True)[1]
+        if labels.size and labels.max() + 1 <= max(equations - 1, 1):
+            found = np.full(keys.size, -1)
+            found[those] = labels
+            yield found
+            if n > 1:
+                return
+
+
+def _solved(row: Rows, total: float | None, labels: Array) -> Array | None:
+    """Times that explain the row; NaN where they are not told; None if no times do."""
+    n, got, sink = row.got.shape[1], row.got[0], float(row.sink[0, 0])
+    weighted = np.zeros((labels.max() + 1, 1 + n))
+    np.add.at(weighted, labels[labels >= 0], row.weighted()[labels >= 0, : 1 + n])
+    e, moved = weighted[:, 0], weighted[:, 1:] - weighted[:, :1] * got
+    size = 1.0 if total is None else total
+    noise = np.maximum(row.half[0], row.slack[0, 0] * np.maximum(row.size[0], np.abs(got))) * max(size, 1e-3)
+    equations, wanted = moved.T / noise[:, None], sink * got / noise
+    if total is not None:
+        off = max(4 * float(row.slack[0, 0]) * size, 1e-6 * size)
+        equations, wanted = np.vstack([equations, e / off]), np.append(wanted, (size - sink) / off)
+    elif sink < 1e-3:
+        equations, wanted = np.vstack([equations, np.zeros(len(e))]), np.append(wanted, 0.0)
+        equations[-1, int(e.argmax())], wanted[-1] = 1e3, 1e3  # the heaviest counts once
+    if not (np.isfinite(equations).all() and np.isfinite(wanted).all()):
+        return None
+    times, known = np.full(len(e), np.nan), np.zeros(len(e), bool)
+    for _ in range(ROUNDS):
+        free = np.flatnonzero(~known)
+        rest = wanted - equations[:, known] @ times[known]
+        if not free.size:
+            break
+        inverse = np.linalg.pinv(equations[:, free], rcond=1e-10)
+        x = inverse @ rest
+        spread = np.sqrt((inverse * inverse).sum(1))
+        resolved = (np.abs((inverse @ equations[:, free]).diagonal() - 1) < 0.05) & (spread < NOISE)
+        if (np.abs(equations[:, free] @ x - rest) > FITS).any():
+            return None
+        near = resolved & (np.abs(x - np.rint(x)) < NEAR)
+        if (resolved & ~near).any() or (near & ((np.rint(x) < 0) | (np.rint(x) > MOST))).any():
+            return None
+        if not near.any():
+            break
+        times[free[near]], known[free[near]] = np.rint(x[near]), True
+    else:
+        rest = wanted - equations[:, known] @ times[known]
+    if not known.any() or (known.all() and (np.abs(wanted - equations @ times) > FITS).any()):
+        return None
+    found = np.append(times, np.nan)[labels]
+    found[labels < 0] = 0.0
+    if labels.max() + 1 < np.count_nonzero(labels >= 0):  # of a tile those are known that alone would tell
+        alone = np.abs(row.weighted()[:, 1 : 1 + n] - row.e[0][:, None] * got) / noise
+        found[(labels >= 0) & ~(alone > TELLING).any(1)] = np.nan
+    return np.asarray(found)
