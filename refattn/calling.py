@@ -17,7 +17,7 @@ import numpy as np
 
 from . import exchange
 from . import implementation as door
-from .case import CACHES, Case
+from .case import CACHES, Case, Dense
 from .dtypes import FORMATS
 from .implementation import Implementation
 from .inputs import Problem
@@ -102,7 +102,7 @@ def plan(implementation: Implementation, case: Case) -> Plan:
 
 def call(implementation: Implementation, problem: Problem) -> Answer:
     """Call the implementation with fresh arrays and look at what it did to them."""
-    given = problem.fresh()
+    given = _where_the_last_lay(problem)
     untouched = problem.fresh()
 
     def hand(arrays: Mapping[str, Array]) -> dict[str, Any]:
@@ -139,6 +139,21 @@ def call(implementation: Implementation, problem: Problem) -> Answer:
         if not (output == name and name in CACHES) and _shares_memory(x, y)
     ]
     return Answer("answer", outputs, tuple(findings), seconds=seconds)
+
+
+_PLACES: dict[Any, Array] = {}
+
+
+def _where_the_last_lay(problem: Problem) -> dict[str, Array]:
+    """The arrays of a case of `basics` in the memory of the last ones of their form: who caches by address is wrong."""
+    given = problem.fresh()
+    if problem.case.chapter == "basics" and isinstance(problem.case.storage, Dense):
+        for name, x in given.items():
+            place = _PLACES.setdefault((name, x.dtype, x.shape, x.strides), x)
+            if place.flags.writeable:
+                place[...] = x
+                given[name] = place
+    return given
 
 
 def _as_arrays(returned: Any) -> tuple[dict[str, Array], list[str]]:

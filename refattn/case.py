@@ -230,6 +230,11 @@ class Case:
         return max(1, self.H // max(1, self.Hkv))
 
     @property
+    def scores(self) -> int:
+        """How many scores all heads have, hidden ones too."""
+        return self.B * self.H * self.Lq * self.Lk
+
+    @property
     def visibility(self) -> Visibility:
         return Visibility(self.mask, self.B, self.H, self.Lq, self.Lk, self.q_lens, self.k_lens)
 

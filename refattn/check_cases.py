@@ -100,7 +100,7 @@ def _case_of(data: Any) -> Case:
 def _check_size(case: Case) -> None:
     """Refuse what would not fit in memory."""
     numbers = case.B * (case.H * case.Lq + case.Hkv * case.Lk) * (case.D + case.Dv)
-    scores = case.B * case.H * case.Lq * case.Lk
+    scores = case.scores
     for what, found, most in (("numbers in q, k, v, out", numbers, MOST_NUMBERS), ("scores", scores, MOST_SCORES)):
         if found > most:
             raise ValueError(f"{case.id}: {found:,} {what} must be <= {most:,}; make B, H, Lq, Lk or D smaller")

@@ -171,7 +171,7 @@ def _to_be_asked_again(cases: Sequence[Case], known: Mapping[Case, Verdict], rep
         and law_of(case) is None
         and any(not o.passed for o in known[case].outputs)
         and not any(note.startswith("undeclared") for note in known[case].notes)
-        and case.B * case.H * case.Lq * case.Lk <= SCORES
+        and case.scores <= SCORES
     ][:KEPT]
 
 
@@ -230,5 +230,5 @@ def _smallest(candidate: Worker | Local, failed: Sequence[Verdict], spec: str) -
     shrinkable = [v for v in failed if law_of(v.case) is None and kind_of(v) is not None]
     if not shrinkable:
         return ""
-    first = min(shrinkable, key=lambda v: v.case.B * v.case.H * v.case.Lq * v.case.Lk)
+    first = min(shrinkable, key=lambda v: v.case.scores)
     return as_test(shrink(candidate, first), spec, apart=kind_of(first) in ("crashed", "timed out"))

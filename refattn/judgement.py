@@ -12,17 +12,20 @@ import numpy as np
 from .case import Case
 from .diagnose import Suspects
 from .dtypes import round_to
+from .elements import judged_output
 from .inputs import Problem
 from .judge import Verdict, judge, ratios
 from .memory import take_answer
 from .precision import Conventions, Precision
 from .sampling import Coverage, furthest, sample
+from .storage import Dense
 from .truth import Expected, quick_truth, truth
 
 __all__ = ["Judgement", "Question", "Unjudgeable", "looks_like"]
 
 Array = np.ndarray[Any, Any]
 
+_FOUR = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 _SEARCHED = 1 << 16
 """scores of a problem of which every hypothesis is asked"""
 _QUICK = 1 << 26
@@ -72,7 +75,7 @@ class Question:
     @property
     def takes_long(self) -> bool:
         case = self.problem.case
-        return case.B * case.H * case.Lq * case.Lk >= _LONG
+        return case.scores >= _LONG
 
     def judged(self, diagnose: bool = True) -> Judgement:
         """The verdict; `Unjudgeable` if no element can be judged.
@@ -84,7 +87,7 @@ class Question:
         keep = answer.get("keep")  # drawn by the implementation itself
         if keep is not None and keep.dtype == np.bool_ and keep.shape == (case.B, case.H, case.Lq, case.Lk):
             problem = replace(problem, logical={**problem.logical, "keep": keep})
-        large = case.B * case.H * case.Lq * case.Lk >= _QUICK
+        large = case.scores >= _QUICK
         expected = quick_truth(problem, self.precision) if large else truth(problem, self.precision)
         worst = self._furthest(expected) if large and self.coverage is None else None
         if worst is not None and (found := worst.judged(diagnose)).status == "failed":
@@ -111,10 +114,30 @@ class Question:
                 replace(o, index=(*o.index[:2], at[o.index[2]], *o.index[3:])) if o.index else o for o in outputs
             )
         known = {f.name: getattr(verdict, f.name) for f in fields(Verdict)} | {"outputs": outputs}
-        found = looks_like(verdict) if diagnose else ()
-        known["notes"] = (*verdict.notes, *found, *_notes(problem, verdict, unjudged))
+        known["notes"] = (*verdict.notes, *self._explained(verdict, diagnose), *_notes(problem, verdict, unjudged))
         return Judgement(**known, rms=rms, unjudged=unjudged, coverage=self.coverage)
 
+
+    def _explained(self, verdict: Verdict, diagnose: bool) -> tuple[str, ...]:
+        if verdict.status == "failed" and self.coverage is None and self._right_if_turned():
+            return ("within bound with heads and positions exchanged: the arrays have another order; see layout",)
+        return looks_like(verdict) if diagnose else ()
+
+    def _right_if_turned(self) -> bool:
+        """Whether all is within bound if what was taken for heads is positions, and positions heads."""
+        case = self.problem.case
+        if not isinstance(case.storage, Dense) or not {*self.problem.logical, *self.answer} <= {*_FOUR}:
+            return False
+        try:
+            other = replace(case, H=case.Lq, Hkv=case.Lk, Lq=case.H, Lk=case.Hkv)
+        except ValueError:
+            return False
+        if other.scores >= _QUICK:
+            return False
+        turned = Problem(other, {name: x.swapaxes(1, 2) for name, x in self.problem.logical.items()})
+        got = {name: np.asarray(x.swapaxes(1, 2), np.float64) for name, x in self.answer.items()}
+        expected = truth(turned, self.precision)
+        return all(judged_output(name, got[name], e).passed for name, e in expected.items() if name in got)
 
     def _furthest(self, expected: Mapping[str, Expected]) -> Question | None:
         """The question of the rows that are furthest out of narrow intervals, if any are."""

@@ -119,7 +119,8 @@ def question(
     answer = {n: x.pop(n) for n in JUDGED if n in x}
     about: dict[str, Any] = {n: described[n] for n in ("scale", "softcap", "dropout", "q_lens", "k_lens")}
     if case is not None:
-        known = sizes | {"dtype": x["q"].dtype.name} | ({"out_dtype": answer["out"].dtype.name} if "out" in answer else {})
+        known = sizes | {"dtype": x["q"].dtype.name}
+        known |= {"out_dtype": answer["out"].dtype.name} if "out" in answer else {}
         about = _of_case(case, known, x)
     for mask in masks:
         about["mask"] = mask if about.get("mask") is None else about["mask"] & mask

@@ -106,7 +106,7 @@ def _weights(
     """The map of rows and keys, where out tells how much each key's weight is off; else None."""
     case, b, h = problem.case, at["entry"], at["head"]
     failing = np.asarray(x.failing[b, h].any(-1))
-    if case.B * case.H * case.Lq * case.Lk > MOST_PAIRS or not 0 < case.Lk <= case.Dv:
+    if case.scores > MOST_PAIRS or not 0 < case.Lk <= case.Dv:
         return None
     if not np.isfinite(x.got[b, h][failing]).all():
         return None

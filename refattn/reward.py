@@ -3,16 +3,18 @@
     from refattn.cases import by_id
     from refattn.reward import reward
     found = reward("candidate:attention", [by_id("gqa-causal-br-ragged-bf16")])
-    found.score                                # the share of its problems that it solved
+    found.score                                # the share of its problems that it solved, each with other inputs too
     found.verdicts                             # one for each: what failed, and where
 
 What it does, and against what:
 
-- the candidate runs in a process of its own, killed with all that it started at the time limit (sleeps, forks,
-  crashes, exit code 0); the truth is computed here, and only plain arrays come back (`refattn.replies`);
+- the candidate runs in a process of its own, killed with its process group at the time limit (sleeps, forks,
+  crashes, exit code 0), and what it prints goes nowhere; the truth is computed here, and only plain arrays come back
+  (`refattn.replies`);
 - shapes and inputs are drawn anew for each call, from a seed of the operating system that the candidate cannot know
-  (answers that were stored), and each shape is asked with two inputs, in an order that is drawn (caches by shape,
-  right for the first calls alone);
+  (answers that were stored), and each shape is asked with two inputs, in an order that is drawn; only both of
+  them count (caches by shape, right for the first calls alone), and the second lies where the first did (caches by
+  address);
 - inputs that were changed and outputs that are views of them fail, and so do other bits in a second call;
 - only what passes within the preset contract of its dtype counts: a contract that was declared looser, a convention
   that was declared, and a case that is refused count as wrong.
@@ -43,7 +45,10 @@ __all__ = ["Reward", "drawn", "reward"]
 
 @dataclass(frozen=True)
 class Reward:
-    """The share of problems that were solved, the verdict on each, and the seed that draws the same ones again."""
+    """The share of problems that were solved, the verdict on each, and the seed that draws the same ones again.
+
+    Solved is a problem if it passed, and so did those that differ in their inputs alone.
+    """
 
     score: float
     verdicts: tuple[Verdict, ...]
@@ -62,13 +67,19 @@ def reward(
         raise ValueError(f"{len(cases)} cases in shapes={shapes} are nothing to ask; pass at least one of each")
     seed = secrets.randbits(64) if seed is None else seed
     asked = drawn(cases, shapes, seed)
-    with Worker(spec, timeout, memory) as candidate:
+    with Worker(spec, timeout, memory, quiet=True) as candidate:
         verdicts = tuple(cleaned(examine(candidate, case)) for case in asked)
-    return Reward(sum(map(_solved, verdicts)) / len(asked), verdicts, seed)
+    wrong = {_form(verdict.case) for verdict in verdicts if not _passed(verdict)}
+    return Reward(sum(_form(case) not in wrong for case in asked) / len(asked), verdicts, seed)
 
 
-def _solved(verdict: Verdict) -> bool:
+def _passed(verdict: Verdict) -> bool:
     return verdict.status == "passed" and not verdict.loosened and not verdict.conventions
+
+
+def _form(case: Case) -> Case:
+    """All but the inputs."""
+    return replace(case, id="problem", seed=0)
 
 
 def drawn(cases: Sequence[Case], shapes: int, seed: int) -> list[Case]:

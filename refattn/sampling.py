@@ -115,7 +115,7 @@ def sample(
 def furthest(
     problem: Problem, answer: Mapping[str, Array], beyond: Array, n: int
 ) -> tuple[Problem, dict[str, Array], Coverage] | None:
-    """The problem of the at most n rows that use most of their bound, `beyond` (Lq,) > 1 of it; None where rows are no problem."""
+    """The problem of the n rows that use most of their bound, `beyond` (Lq,) > 1 of it; None where rows are none."""
     if _inseparable(problem.case) or not set(answer) <= {*BY_ROW, "keep"}:
         return None
     out = np.flatnonzero(beyond > 1)

@@ -52,9 +52,10 @@ class Worker:
     in between.  Raises `CannotLoad` when the candidate cannot be imported.
 
     `memory` in GB, 1e9 bytes: it is killed where its process group uses more, which is looked at every POLL_SECONDS.
+    `quiet`: what it prints is thrown away, not sent to stderr.
     """
 
-    def __init__(self, spec: str, timeout: float = 60.0, memory: float | None = None) -> None:
+    def __init__(self, spec: str, timeout: float = 60.0, memory: float | None = None, quiet: bool = False) -> None:
         if not timeout > 0:
             raise ValueError(f"timeout={timeout} must be > 0 seconds")
         if memory is not None and not memory > 0:
@@ -62,6 +63,7 @@ class Worker:
         self.spec = spec
         self.timeout = timeout
         self.memory = memory
+        self.quiet = quiet
         if memory is not None and lacking():
             raise CannotLoad(lacking())
         self._process: Any = None
@@ -127,7 +129,7 @@ class Worker:
         self._used = 0.0
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        arguments = (theirs, self.spec, os.getcwd(), self._log, self.timeout)
+        arguments = (theirs, self.spec, os.getcwd(), self._log, self.timeout, self.quiet)
         self._process = context.Process(target=_serve, args=arguments, name=f"refattn {self.spec}", daemon=True)
         self._process.start()
         self._leader = self._process.pid
@@ -241,8 +243,10 @@ def _stack(log: str) -> str:
     return ""
 
 
-def _serve(pipe: Connection[Any, Any], spec: str, folder: str, log: str, timeout: float) -> None:
+def _serve(pipe: Connection[Any, Any], spec: str, folder: str, log: str, timeout: float, quiet: bool) -> None:
     """The child: load, describe, then answer each message until the pipe closes."""
+    if quiet:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     settle(log)
     if folder not in sys.path:
         sys.path.insert(0, folder)

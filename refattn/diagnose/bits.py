@@ -25,13 +25,11 @@ from .order import spread
 __all__ = ["Along", "along"]
 
 Array = np.ndarray[Any, Any]
-FIRST, ALL = 3, 12
+FIRST, ALL = 2, 12
 """All losses of bits are asked of so many failures, the best of so many."""
 BEST = 60
 LEAST = 0.4
-"""Of the squared error, on average: one that leaves more is not named,"""
-AHEAD = 0.9
-"""nor one that leaves more than this part of what the next one leaves."""
+"""Of the squared error, on average: what goes along with less is not named."""
 SLOPE = 0.6, 1.6
 LARGEST = 1e3
 """More radii than this an error counts for no more."""
@@ -39,11 +37,11 @@ LARGEST = 1e3
 
 @dataclass(frozen=True)
 class Along:
-    """`share` of the squared error goes along with `hypothesis`, on average of the failures, with `second` the next."""
+    """`share` of the squared error goes along with `hypothesis`, on average of so many `cases`."""
 
     hypothesis: Hypothesis
     share: float
-    second: float
+    cases: int
 
 
 class Errors:
@@ -61,6 +59,14 @@ class Errors:
                 judged = np.isfinite(e.value) & ~e.ignored & (np.broadcast_to(radius, got.shape) > 0)
             self.found[name] = radius, judged, self._units(got, e.value, radius, judged)
         self.size = float(sum((x * x).sum() for _, _, x in self.found.values()))
+
+    def multiple(self) -> float:
+        """The share of the squared error that is none beside a multiple of what is right, one for each output."""
+        explained = 0.0
+        for name, (radius, judged, errors) in self.found.items():
+            x = (self.trial.expected[name].value / np.where(radius > 0, radius, 1))[judged]
+            explained += (errors * x).sum() ** 2 / max((x * x).sum(), 1e-300)
+        return float(explained / self.size)
 
     @staticmethod
     def _units(answer: Array, value: Array, radius: Array, judged: Array) -> Array:
@@ -89,26 +95,29 @@ class Errors:
 
 
 def along(trials: Sequence[Trial], until: float) -> Along | None:
-    """The loss of bits that the errors of these failures go along with, if one is clearly ahead of all others."""
-    some = [e for e in map(Errors, spread(trials, ALL)) if e.size]
-    if not some:
+    """The loss of bits that the errors of these failures go along with.
+
+    None if most are too large for one, or if they go along with the results themselves.
+    """
+    slight = [t for t in trials if t.worst.slight]
+    if len(slight) < len(trials) / 2:
         return None
-    shares = {h: 0.0 for h in _losses()}
+    some = [e for e in map(Errors, spread(slight, ALL)) if e.size]
+    shares = dict.fromkeys(_losses(), 0.0)
     for errors in spread(some, FIRST):
         for h in shares:
             if time.thread_time() > until:
                 return None
             shares[h] += errors.fit(h)[0]
-    best = sorted(shares, key=lambda h: -shares[h])[:BEST]
+    order = {h: at for at, h in enumerate(_losses())}
+    best = sorted(sorted(shares, key=lambda h: -shares[h])[:BEST], key=order.__getitem__)
     fits = {h: [errors.fit(h) for errors in some] for h in best if time.thread_time() < until}
     mean = {h: float(np.mean([share for share, _ in rows])) for h, rows in fits.items()}
     slope = {h: float(np.median([x for _, x in rows])) for h, rows in fits.items()}
-    ranked = sorted(mean, key=lambda h: -round(mean[h], 2))
-    first = ranked[0]
-    others = [h for h in ranked[1:] if h.what.split(" to ")[0] != first.what.split(" to ")[0]]
-    second = max((mean[h] for h in others), default=0.0)
-    clear = mean[first] >= LEAST and SLOPE[0] <= slope[first] <= SLOPE[1] and 1 - mean[first] <= AHEAD * (1 - second)
-    return Along(first, mean[first], second) if clear else None
+    multiple = float(np.mean([errors.multiple() for errors in some]))
+    fit = [h for h in mean if mean[h] >= max(LEAST, multiple) and SLOPE[0] <= slope[h] <= SLOPE[1]]
+    first = max(fit, key=lambda h: round(mean[h], 2), default=None)  # of equals the simplest, which comes first
+    return None if first is None else Along(first, mean[first], len(some))
 
 
 @cache

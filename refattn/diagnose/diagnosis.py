@@ -22,6 +22,8 @@ class Diagnosis:
     likely: tuple[tuple[Hypothesis, int], ...] = ()
     """with how many of the failing cases"""
     closest: Hypothesis | None = None
+    along: bool = False
+    """the errors go along with those of the closest, a loss of bits, beside the kernel's own"""
     share: float = 0.0
     cases: int = 0
     """how many failing cases what is named first explains"""
@@ -63,7 +65,7 @@ class Diagnosis:
             return lines
         if self.closest is not None:
             return [
-                f"closest bug: {self.closest}",
+                f"{'the errors go along with this bug' if self.along else 'closest bug'}: {self.closest}",
                 f"it explains {math.floor(100 * self.share)}% of the squared error"
                 f" of {self.looked} of {self.failing} failing cases",
             ]

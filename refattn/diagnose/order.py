@@ -18,7 +18,7 @@ __all__ = ["by_plausibility", "richness", "spread"]
 
 T = TypeVar("T")
 NEIGHBOURS = 16
-"""At most so many of a kind are placed by the one in the middle,"""
+"""At most so many of a kind are placed by one of them,"""
 FEW = 64
 """if there are more than so many, or they differ in the size of tiles or splits alone."""
 RICHNESS = 0.03
@@ -55,10 +55,13 @@ def _alike(failed: Sequence[Case], passed: Sequence[Case]) -> Sequence[Case]:
 
 @lru_cache(maxsize=4)
 def _against(failed: tuple[Case, ...], passed: tuple[Case, ...]) -> list[float]:
-    """What speaks against each row."""
+    """What speaks against each row, or that of its first, its last and the one in the middle that shows most."""
     found = []
-    for h in (row[len(row) // 2] for row in _rows()):
-        shown = sum(map(h.separates, failed)) / len(failed)
+    for row in _rows():
+        shown, h = 0.0, row[len(row) // 2]
+        for x in (h, row[0], row[-1])[: 3 if len(row) > 2 else 1]:
+            if shown < 1 and (n := sum(map(x.separates, failed)) / len(failed)) > shown:
+                shown, h = n, x
         found.append(2 * (1 - shown) + sum(map(h.separates, passed)) / max(len(passed), 1) if shown else 3.0)
     return found
 

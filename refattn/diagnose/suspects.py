@@ -13,6 +13,7 @@ from ..case import GRADIENTS, Case
 from ..judge import Verdict
 from ..localise import localise
 from .alone import alone
+from .bits import along
 from .conclusion import closest, conclude
 from .deduced import deduced
 from .diagnosis import Diagnosis
@@ -233,7 +234,15 @@ class Suspects:
             counts = self._asked(sample, until)
             against, broad = self._against(counts, sample, until)
             found = conclude(counts, against, broad, sample, self.trials, self.excused, self.failing)
-        return found or closest((*self.candidates, *self.near), asked, self.failing)
+        if found:
+            return found
+        loss = along(self.trials, time.thread_time() + self.seconds / 2)
+        near = closest((*self.candidates, *self.near), asked, self.failing)
+        if loss is None or near.share >= loss.share:
+            return near
+        return Diagnosis(
+            closest=loss.hypothesis, share=loss.share, looked=loss.cases, failing=self.failing, along=True
+        )
 
     def _counted(self, sample: Sequence[Trial], until: float) -> dict[Hypothesis, int]:
         """How many of the sample each candidate explains, in a part of the kernel alone too, and each family."""

@@ -50,7 +50,7 @@ class Broken(Exception):
 
 def size(case: Case) -> int:
     """Scores of all heads."""
-    return case.B * case.H * case.Lq * case.Lk
+    return case.scores
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ def _axis_words(some: Array, there: Array, what: str, case: Case, one: tuple[int
 def _classes(x: Compared, problem: Problem) -> Iterator[str]:
     """Whether exactly those rows fail that see no key, or that see all, or whose first keys are hidden."""
     case = problem.case
-    if x.axes[:3] != ("entry", "head", "row") or case.B * case.H * case.Lq * case.Lk > DENSE or x.name in MATRICES:
+    if x.axes[:3] != ("entry", "head", "row") or case.scores > DENSE or x.name in MATRICES:
         return
     seen = case.visibility.tile()
     if "bias" in problem.logical and case.bias is not None:

@@ -47,9 +47,9 @@ def keys_that_are_off(
     with np.errstate(invalid="ignore"):
         finite = np.isfinite(got) & np.isfinite(expected.hi - expected.lo) & np.isfinite(expected.value)
     at = np.argwhere(failing & finite.all(-1) & np.any(got != 0, axis=-1))
-    if not (len(at) and case.Dv and 0 < case.Lk <= MOST_KEYS and case.B * case.H * case.Lq * case.Lk <= MOST_PAIRS):
+    if not (len(at) and case.Dv and 0 < case.Lk <= MOST_KEYS and case.scores <= MOST_PAIRS):
         return ()
-    if case.B * case.H * case.Lq * case.Lk > MOST_WEIGHTS:
+    if case.scores > MOST_WEIGHTS:
         at = at[_spread(len(at), max(SEARCHED, MOST_WEIGHTS // (case.Lk * case.B * case.H)))]
     seen = case.visibility.tile()
     heads = [

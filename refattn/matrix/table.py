@@ -129,7 +129,7 @@ class Cell:
 
         def rank(v: Verdict) -> tuple[bool, bool, int]:
             told_apart = v.picture is not None and v.picture["of"] == "weight"
-            return v.case.id in self.known, not told_apart, v.case.B * v.case.H * v.case.Lq * v.case.Lk
+            return v.case.id in self.known, not told_apart, v.case.scores
 
         return tuple(sorted((v for v in self.verdicts if v.status == "failed"), key=rank))
 

@@ -110,7 +110,7 @@ def _shares(view: View) -> list[tuple[slice, slice]]:
     """Which heads are bounded together: slices of b and h."""
     case = view.case
     alike = view.independent.all() or not view.independent.any()
-    if alike and case.B * case.H * case.Lq * case.Lk <= TOGETHER:
+    if alike and case.scores <= TOGETHER:
         return [(slice(0, case.B), slice(0, case.H))]
     size = view.group if case.backward else 1
     return [(slice(b, b + 1), slice(h, h + size)) for b in range(case.B) for h in range(0, case.H, size)]

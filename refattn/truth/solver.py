@@ -28,7 +28,7 @@ def solve(view: View, name: str, *more: Any, sinks: bool = True) -> Any:
 
 
 def _solver(case: Case) -> Any:
-    scores = case.B * case.H * case.Lq * case.Lk
+    scores = case.scores
     if scores <= DENSE:
         return oracle
     if scores < COMPILED or case.score_mod is not None or case.dropout is not None:

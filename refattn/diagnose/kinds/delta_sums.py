@@ -77,11 +77,16 @@ def _arrives(case: Case) -> bool:
     return "lse" in case.want and not case.want.isdisjoint(SCORED.split())
 
 
-@kind(_arrives, SCORED, how=ENTERS)
+@kind(lambda case, how: _arrives(case) and (how.sinks or "dsinks" in case.want), SCORED, how=ENTERS,
+      sinks={"": True, ", and not in dsinks": False})  # fmt: skip
 class dlse_enters(Model):
-    """dlse, the gradient that arrives at lse, is {how}."""
+    """dlse, the gradient that arrives at lse, is {how}{sinks}."""
 
     how: Enters
+    sinks = True
+
+    def dsinks(self, share: Array, incoming: Array) -> Array:
+        return super().dsinks(share, incoming if self.sinks else incoming - self.arriving())
 
     def through_softmax(self, p: Array, dp: Array, incoming: Array) -> Array:
         g = self.arriving()[..., None]

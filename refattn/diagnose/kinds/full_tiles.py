@@ -107,6 +107,6 @@ class taken_for_full(Bounds):
         if not hides(self.case):
             return np.ones((1, 1, 1, 1), bool)
         first, last = self.ends(self.reach())
-        low, high = self.of_tile(first, lambda x: x.min(-1))[..., None], self.of_tile(last, lambda x: x.max(-1))[..., None]
-        j = np.arange(self.case.Lk)
+        low, high = self.of_tile(first, lambda x: x.min(-1)), self.of_tile(last, lambda x: x.max(-1))
+        low, high, j = low[..., None], high[..., None], np.arange(self.case.Lk)
         return (j >= low) & (j < high) if self.within else (j >= self.down(low)) & (j < self.up(high))

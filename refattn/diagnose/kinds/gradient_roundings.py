@@ -70,32 +70,39 @@ class head_gradients_rounded(Model):
         return super().group(lowered(y, self.to, self.given))
 
 
-TF32 = {"dout and values": "dv", "dout": "d", "ds, and keys and queries that it is multiplied with,": "s",
-        "all operands of the backward's products": "dvsp"}  # fmt: skip
+TF32 = {
+    "dout in dp = dout vᵀ is": ("dp d",), "dout and values in dp = dout vᵀ are": ("dp d", "dp v"),
+    "dout in dv = pᵀ dout is": ("dv d",), "weights and dout in dv = pᵀ dout are": ("dv d", "dv p"),
+    "dout in both products is": ("dp d", "dv d"), "ds and keys in dq = ds k are": ("dq s", "dq k"),
+    "ds and queries in dk = dsᵀ q are": ("dk s", "dk q"),
+    "all operands of the backward's products are":
+        ("dp d", "dp v", "dv d", "dv p", "dq s", "dq k", "dk s", "dk q"),
+}  # fmt: skip
 
 
 @kind(lambda case: case.backward and case.dtype == "float32", "dq dk dv dbias dsinks dscale dsoftcap", rounding=True,
       of=TF32, how={"rounded": False, "cut": True})  # fmt: skip
 class backward_in_tf32(Model):
-    """In the backward {of} are {how} to the ten bits of TF32 before they are multiplied."""
+    """In the backward {of} {how} to the ten bits of TF32 before they are multiplied."""
 
-    of, how = "d", False
+    of: tuple[str, ...] = ("dp d",)
+    how = False
 
     def short(self, x: Array, of: str) -> Array:
         return in_tf32(x, self.how) if of in self.of else x
 
     def dp_of(self, dout: Array) -> Array:
-        return np.asarray(self.short(dout, "d") @ self.short(self.v, "v").swapaxes(-1, -2))
+        return np.asarray(self.short(dout, "dp d") @ self.short(self.v, "dp v").swapaxes(-1, -2))
 
     def dv_of(self, p: Array, dout: Array) -> Array:
-        return super().dv_of(self.short(p, "p"), self.short(dout, "d"))
+        return super().dv_of(self.short(p, "dv p"), self.short(dout, "dv d"))
 
     def dq_of(self, ds: Array) -> Array:
-        return product(self.short(ds, "s"), self.short(self.k, "s"), self.seen)
+        return product(self.short(ds, "dq s"), self.short(self.k, "dq k"), self.seen)
 
     def dk_of(self, ds: Array) -> Array:
-        turned = self.short(ds, "s").swapaxes(-1, -2)
-        return product(turned, self.short(self.q, "s"), self.seen.swapaxes(-1, -2))
+        turned = self.short(ds, "dk s").swapaxes(-1, -2)
+        return product(turned, self.short(self.q, "dk q"), self.seen.swapaxes(-1, -2))
 
 
 def in_tf32(x: Array, cut: bool) -> Array:

@@ -125,7 +125,7 @@ class lazy_maximum_in_lse(Lazily):
 
 ROW: dict[str, Callable[[Array], Array]] = {
     "of the first of them": lambda x: x[..., 0], "of the last of them": lambda x: x[..., -1],
-    "of all of them": lambda x: x.all(-1),
+    "of all of them": lambda x: np.asarray(x.all(-1)),
 }
 
 

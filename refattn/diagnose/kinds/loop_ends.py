@@ -33,11 +33,10 @@ class loop_ends_at_hidden(Bounds):
     end = False, False, False
 
     def visible(self) -> Array:
-        seen, case = np.array(super().visible()), self.case
+        (after, backwards, whole), case, seen = self.end, self.case, np.array(super().visible())
         own = seen & ~np.isneginf(self.x["bias"]) if "bias" in self.x else seen
         first, last = self.ends(self.reach() if hides(case) and not whole else np.ones_like(seen))
         low, high = self.of_tile(first, lambda x: x.min(-1)), self.of_tile(last, lambda x: x.max(-1))
-        after, backwards, whole = self.end
         going, met = np.ones(seen.shape[:3], bool), np.full(seen.shape[:3], not after)
         for j in range(0, case.Lk, self.keys)[:: -1 if backwards else 1]:
             tile = slice(j, j + self.keys)

@@ -38,7 +38,7 @@ class Summed(Model):
 
 
 DSCALE: dict[str, Callable[[Any, Array, Array], Array]] = {
-    "ds and scaled scores": lambda x, c, ds: ds * x.s, "ds and capped scores": lambda x, c, ds: ds * x.before,
+    "ds and capped scores": lambda x, c, ds: ds * x.before,
     "ds and logits": lambda x, c, ds: ds * np.where(x.seen, x.t, 0),
     "ds, with softcap's slope missing, and q·k": lambda x, c, ds: c * x.qk,
     "ds, with the slopes of softcap and modifier missing, and q·k": lambda x, c, ds: x.dt * x.qk,
@@ -59,7 +59,7 @@ class dscale_of(Summed):
 
 
 DSOFTCAP: dict[str, Callable[[Array, Array], Array]] = {
-    "tanh(z)": lambda z, slope: np.tanh(z), "tanh(z) - z": lambda z, slope: np.tanh(z) - z,
+    "tanh(z) - z": lambda z, slope: np.tanh(z) - z,
     "tanh(z) + z (1 - tanh²)": lambda z, slope: np.tanh(z) + z * slope,
     "z (1 - tanh²)": lambda z, slope: z * slope, "-z (1 - tanh²)": lambda z, slope: -z * slope,
     "1 - tanh²": lambda z, slope: slope, "tanh(z) - (1 - tanh²)": lambda z, slope: np.tanh(z) - slope,
