@@ -31,6 +31,10 @@ HEADS: dict[str, Callable[[Case], Array]] = {
     "counted from the last": lambda c: max(c.Hkv - 1, 0) - np.arange(c.H) // c.group,
     "h // group, the group rounded up to a power of two":
         lambda c: np.minimum(np.arange(c.H) // (1 << (c.group - 1).bit_length()), max(c.Hkv - 1, 0)),
+    "h // group, the group rounded down to a power of two, up to the last":
+        lambda c: np.minimum(np.arange(c.H) >> c.group.bit_length() - 1, max(c.Hkv - 1, 0)),
+    "h // group, the group rounded down to a power of two, modulo Hkv":
+        lambda c: (np.arange(c.H) >> c.group.bit_length() - 1) % max(1, c.Hkv),
 }  # fmt: skip
 
 
