@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -225,10 +226,16 @@ class _Watch:
         return () if self.suspects is None else self.suspects.lines()
 
 
+def _way(verdict: Verdict) -> tuple[bool, str | None]:
+    """How a case failed: whether a convention that was not declared would explain it, and its kind."""
+    return any(note.startswith("undeclared") for note in verdict.notes), kind_of(verdict)
+
+
 def _smallest(candidate: Worker | Local, failed: Sequence[Verdict], spec: str) -> str:
-    """The smallest of the failing cases, made smaller as long as it fails in the same way, as a test to paste."""
+    """The smallest of those that fail as most do, made smaller as long as it fails in this way, as a test to paste."""
     shrinkable = [v for v in failed if law_of(v.case) is None and kind_of(v) is not None]
     if not shrinkable:
         return ""
-    first = min(shrinkable, key=lambda v: v.case.scores)
+    usual = Counter(map(_way, shrinkable)).most_common(1)[0][0]
+    first = min(shrinkable, key=lambda v: (_way(v) != usual, v.case.scores))
     return as_test(shrink(candidate, first), spec, apart=kind_of(first) in ("crashed", "timed out"))

@@ -17,9 +17,10 @@ from .inputs import Problem
 from .judge import Verdict, judge, ratios
 from .memory import take_answer
 from .precision import Conventions, Precision
-from .sampling import Coverage, furthest, sample
+from .sampling import Coverage, inseparable, part, sample
 from .storage import Dense
 from .truth import Expected, quick_truth, truth
+from .widened import rows_beyond, widened
 
 __all__ = ["Judgement", "Question", "Unjudgeable", "looks_like"]
 
@@ -89,9 +90,13 @@ class Question:
             problem = replace(problem, logical={**problem.logical, "keep": keep})
         large = case.scores >= _QUICK
         expected = quick_truth(problem, self.precision) if large else truth(problem, self.precision)
-        worst = self._furthest(expected) if large and self.coverage is None else None
-        if worst is not None and (found := worst.judged(diagnose)).status == "failed":
-            return found
+        if large and self.coverage is None and not inseparable(case):
+            rows, asked = rows_beyond(answer, expected), replace(self, problem=problem)
+            if rows.size and (found := asked._of(rows[:_FURTHEST], rows.size).judged(diagnose)).status == "failed":
+                return found
+            if rows.size:
+                wide = truth(asked._of(rows, rows.size).problem, self.precision)
+                expected = widened(expected, wide, np.sort(rows))
         names = frozenset(answer) & case.want
         verdict = judge(problem, answer, self.precision, self.conventions, outputs=names, expected=expected)
         if verdict.evidence is not None:
@@ -117,7 +122,6 @@ class Question:
         known["notes"] = (*verdict.notes, *self._explained(verdict, diagnose), *_notes(problem, verdict, unjudged))
         return Judgement(**known, rms=rms, unjudged=unjudged, coverage=self.coverage)
 
-
     def _explained(self, verdict: Verdict, diagnose: bool) -> tuple[str, ...]:
         if verdict.status == "failed" and self.coverage is None and self._right_if_turned():
             return ("within bound with heads and positions exchanged: the arrays have another order; see layout",)
@@ -139,21 +143,12 @@ class Question:
         expected = truth(turned, self.precision)
         return all(judged_output(name, got[name], e).passed for name, e in expected.items() if name in got)
 
-    def _furthest(self, expected: Mapping[str, Expected]) -> Question | None:
-        """The question of the rows that are furthest out of narrow intervals, if any are."""
-        if not all(e.narrow for e in expected.values()) or not set(expected) <= set(self.answer):
-            return None
-        beyond = np.zeros(self.problem.case.Lq)
-        for name, e in expected.items():
-            x = self.answer[name]
-            if x.shape != e.value.shape:
-                return None
-            got = round_to(np.asarray(x, np.float64), e.dtype)
-            free = e.ignored | e.nonfinite & ~np.isfinite(got)
-            ratio = np.where(free, 0.0, ratios(got, e.value, e.lo, e.hi))
-            beyond = np.maximum(beyond, ratio.max(axis=tuple(n for n in range(ratio.ndim) if n != 2), initial=0))
-        part = furthest(self.problem, self.answer, beyond, _FURTHEST) if not (beyond <= 1).all() else None
-        return part and replace(self, problem=part[0], answer=part[1], coverage=part[2])
+    def _of(self, rows: Array, beyond: int) -> Question:
+        """The question of these rows alone, of so many that are out of narrow intervals."""
+        rows = np.sort(rows)
+        problem, answer = part(self.problem, self.answer, rows)
+        covered = Coverage(tuple(rows.tolist()), 0, self.problem.case.Lq, (), beyond)
+        return replace(self, problem=problem, answer=answer, coverage=covered)
 
 
 def looks_like(verdict: Verdict) -> tuple[str, ...]:

@@ -97,6 +97,7 @@ def _serve(pipe: Connection[Any, Any], spec: str, timeout: float, memory: float 
     settle()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # which closes the worker
     os.chdir(folder)
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave the cores to the other candidates
     try:
         with Worker(spec, timeout, memory) as worker:
             while True:

@@ -182,6 +182,9 @@ def _unsupported(report: Report, verbose: bool) -> list[str]:
     if report.description.never_given:
         names = " ".join(report.description.never_given)
         lines.append(f"never given: {names}: no case has an option so named; docs/HOWTO.md wraps it")
+    called = [v for v in report.verdicts if v.status != "unsupported"]
+    if report.description.arrays == "numpy" and called and all("".join(v.reasons).startswith("raised") for v in called):
+        lines.append('every call raised: it is handed NumPy arrays; @implementation(arrays="torch") hands over others')
     return lines
 
 

@@ -17,7 +17,7 @@ from .inputs import Problem
 from .masks import Mask
 from .storage import Dense, Shared, Strided
 
-__all__ = ["Coverage", "Given", "Sampled", "furthest", "sample"]
+__all__ = ["Coverage", "Given", "Sampled", "inseparable", "part", "sample"]
 
 Array = np.ndarray[Any, Any]
 BY_ROW = ("out", "lse", "dq")
@@ -103,27 +103,16 @@ def sample(
     if n >= len(others):
         return problem, dict(answer), None
     left_out = tuple(name for name in answer if name not in BY_ROW and name != "keep")
-    if why := _inseparable(case):
+    if why := inseparable(case):
         raise ValueError(f"rows={n} with {why}; judge all rows")
     if set(left_out) == set(answer) - {"keep"}:
         raise ValueError(f"rows={n} with {' '.join(left_out)} alone: they need all rows; leave rows out")
     drawn = np.random.default_rng(seed).choice(others, n, replace=False)
     rows = np.sort(np.concatenate([always, drawn]))
-    return *_part(problem, answer, rows), Coverage(tuple(rows.tolist()), n, case.Lq, left_out)
+    return *part(problem, answer, rows), Coverage(tuple(rows.tolist()), n, case.Lq, left_out)
 
 
-def furthest(
-    problem: Problem, answer: Mapping[str, Array], beyond: Array, n: int
-) -> tuple[Problem, dict[str, Array], Coverage] | None:
-    """The problem of the n rows that use most of their bound, `beyond` (Lq,) > 1 of it; None where rows are none."""
-    if _inseparable(problem.case) or not set(answer) <= {*BY_ROW, "keep"}:
-        return None
-    out = np.flatnonzero(beyond > 1)
-    rows = np.sort(out[np.argsort(-beyond[out], kind="stable")[:n]])
-    return *_part(problem, answer, rows), Coverage(tuple(rows.tolist()), 0, problem.case.Lq, (), len(out))
-
-
-def _inseparable(case: Case) -> str:
+def inseparable(case: Case) -> str:
     """Why rows of this case are no problem of their own, or nothing."""
     for what, given in (("score_mod", case.score_mod), ("rotary", case.rotary)):
         if given is not None:
@@ -133,7 +122,7 @@ def _inseparable(case: Case) -> str:
     return ""
 
 
-def _part(problem: Problem, answer: Mapping[str, Array], rows: Array) -> tuple[Problem, dict[str, Array]]:
+def part(problem: Problem, answer: Mapping[str, Array], rows: Array) -> tuple[Problem, dict[str, Array]]:
     """The problem of these rows alone, and the part of the answer that belongs to them."""
     case = problem.case
 
@@ -148,6 +137,6 @@ def _part(problem: Problem, answer: Mapping[str, Array], rows: Array) -> tuple[P
     elif mask is not None:
         mask = Sampled(mask, tuple(rows.tolist()), case.lengths[0])
     q_lens = None if case.q_lens is None else tuple(int(np.searchsorted(rows, n)) for n in case.q_lens)
-    part = {name: taken(x) for name, x in answer.items() if name in (*BY_ROW, "keep")}
-    small = replace(case, Lq=len(rows), mask=mask, q_lens=q_lens, want=frozenset(part) - {"keep"})
-    return Problem(small, logical), part
+    theirs = {name: taken(x) for name, x in answer.items() if name in (*BY_ROW, "keep")}
+    small = replace(case, Lq=len(rows), mask=mask, q_lens=q_lens, want=frozenset(theirs) - {"keep"})
+    return Problem(small, logical), theirs

@@ -44,6 +44,18 @@ def caches_by_shape(case: Case, given: Given) -> Array:
 
 
 @cheat
+def caches_by_address(case: Case, given: Given) -> Array:
+    address = given["q"].__array_interface__["data"][0]
+    return KEPT.setdefault((address, given["q"].shape), right(case, given)).copy()
+
+
+@cheat
+def prints_a_score(case: Case, given: Given) -> Array:
+    print("1 problems, score 1.0", flush=True)
+    return _nothing(case)
+
+
+@cheat
 def right_for_two_calls(case: Case, given: Given) -> Array:
     KEPT[len(KEPT)] = _nothing(case)
     return right(case, given) if len(KEPT) <= 2 else _nothing(case)

@@ -24,7 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("draw", "flash"),
     ("implementation", "cases", "truth", "adapters", "strategies"),
     ("aggregate", "calling", "elements", "mutants"),
-    ("undeclared",),
+    ("undeclared", "widened"),
     ("judge", "replies", "selection"),
     ("vectors", "worker"),
     ("laws", "public_rules", "said", "sampling"),

@@ -135,6 +135,21 @@ def test_what_is_unsupported_is_told_by_reason(refattn: Run, folder: Path) -> No
     assert "found: default scale: neither; unsupported: scale, causal top_left, causal bottom_right, window" in text
 
 
+def test_the_smallest_is_one_that_fails_as_most_do(refattn: Run, folder: Path) -> None:
+    text = "def attention(q, k, v):\n    if k.shape[2] == 1:\n        raise ValueError('one key')\n    return 0 * q\n"
+    (folder / "zero.py").write_text(text)
+    cases = [x for case in ("one-token-f32", "full-f32", "full-f16") for x in ("--case", case)]
+    out = refattn("check", "zero:attention", *cases)[1]
+    assert "one key" in out and "'What is left of full-" in out
+
+
+def test_arrays_of_another_library_are_spoken_of(refattn: Run, folder: Path) -> None:
+    (folder / "wants.py").write_text("def attention(q, k, v):\n    return q.contiguous()\n")
+    hint = '@implementation(arrays="torch") hands over others'
+    assert hint in refattn("check", "wants:attention", "--case", "full-f32")[1]
+    assert hint not in refattn("check", "my_kernel:ignores_masks", "--case", "causal-f64")[1]
+
+
 def test_jobs_and_memory(refattn: Run) -> None:
     pytest.importorskip("psutil", reason="psutil is not installed")
     base = ["check", "my_kernel:ignores_masks", "--case", MASKED, "--case", BASIC, "--case", "causal-f64"]

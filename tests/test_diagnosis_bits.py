@@ -48,7 +48,7 @@ def told(change: Change) -> Along | None:
         if verdict.status == "failed":
             trials.append(Trial(verdict))
     assert trials
-    return along(trials, until=float("inf"))
+    return along(trials, 60.0)
 
 
 def test_an_output_that_is_cut_is_told_beside_the_kernels_own_errors() -> None:

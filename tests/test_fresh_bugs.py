@@ -29,7 +29,7 @@ from tests.fresh_bugs import BUGS
 from tests.fresh_kernel import attention
 from tests.patient import first_named, patient  # noqa: F401
 
-MOST = 10
+MOST = 5
 """so many cases of a kind are run"""
 KERNELS = {name: kernel for name, _, kernel in BUGS}
 USUAL = [c for c in CASES if c.B * c.H * c.Lq * c.Lk < 2**12 and attention.supports(c) is None]

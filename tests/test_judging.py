@@ -389,6 +389,10 @@ def test_pickles_are_refused_unopened(tmp_path: Path) -> None:
     for name in "ab":
         with pytest.raises(BadFile, match="pickled"):
             read(tmp_path / f"{name}.npz")
+    for content in (b"", b"P", b"PK", b"PK\3\4", header({"q": entry()}, bytes(8))):
+        (tmp_path / "d.npz").write_bytes(content)
+        with pytest.raises(BadFile, match="is no archive of np.savez, or cut off"):
+            read(tmp_path / "d.npz")
     assert not (tmp_path / "sprung").exists()
     buffer = io.BytesIO()
     np.save(buffer, np.zeros(3))
@@ -432,6 +436,11 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"layout": "THD"}, "layout='THD' must be an order"),
     ({}, {"layout": "BLHD"}, "must"),
     ({}, {"k_lens": (9,)}, "k_lens"),
+    ({}, {"case": {"k_lens": 9}}, "k_lens=9 must be ints, one for each batch entry"),
+    ({}, {"case": {"k_lens": [9, 8.5]}}, r"k_lens=\[9, 8.5\] must be ints"),
+    ({}, {"case": {"mask": {"type": "Causal"}}}, "mask of type Causal={} must be an object with align"),
+    ({}, {"case": {"out_dtype": "bfloat16"}}, "out_dtype='bfloat16' of the case must be float32"),
+    ({"q": X["q"][:, :3], "out": X["out"][:, :3]}, {}, "H=3 of q.shape.* must be a multiple of Hkv=2 .*see layout"),
     ({}, {"dtype": "bfloat16"}, "q of float32 has numbers that are none of bfloat16"),
     ({}, {"dtype": "float12"}, "float12 is not a supported dtype"),
     ({}, {"contract": "strict"}, "contract='strict' must be preset, eager"),
@@ -477,6 +486,45 @@ def test_what_cannot_be_judged_never_passes() -> None:
     assert judge_arrays(one, X["k"], X["v"], out=out).status == "failed"
 
 
+def test_another_order_of_the_axes_is_named() -> None:
+    x = honest(B=2, H=4, Hkv=4, Lq=8, Lk=8, gradients=False)
+    turned = {n: np.ascontiguousarray(x[n].swapaxes(1, 2)) for n in ("q", "k", "v", "out")}
+    found = judge_arrays(**turned)
+    assert found.status == "failed" and any("heads and positions exchanged" in note for note in found.notes)
+    assert judge_arrays(**turned, layout="BLHD").status == "passed"
+    turned["out"][0, 0, 0, 0] += 1
+    assert not any("exchanged" in note for note in judge_arrays(**turned, diagnose=False).notes)
+
+
+def test_a_bound_that_allows_everything_explains_nothing() -> None:
+    found = judge_arrays(X["q"] * np.float32(1e30), X["k"], X["v"], out=X["out"], diagnose=False)
+    assert found.status == "failed" and not any("another contract" in note for note in found.notes)
+
+
+def test_a_large_forward_is_judged_by_narrow_intervals_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It passes or fails as by the wide ones; of what fails the rows that are furthest out are judged by those."""
+    x = honest(B=1, Lq=40, Lk=40, mask=Causal("bottom_right"), gradients=False)
+    wrong = {**x, "out": x["out"].copy(), "lse": x["lse"].copy()}
+    wrong["out"][0, 1, 30:33] *= 1.01
+    wrong["lse"][0, 2, 7] = np.nan
+    whole = [judge_arrays(**a, causal="bottom_right", diagnose=False) for a in (x, wrong)]
+    monkeypatch.setattr("refattn.judgement._QUICK", 1)
+    right, failed = (judge_arrays(**a, causal="bottom_right", diagnose=False) for a in (x, wrong))
+    assert (right.status, failed.status) == ("passed", "failed") and right.coverage is None
+    assert whole[0].ratio <= right.ratio <= 1.1 * whole[0].ratio
+    assert failed.coverage is not None and failed.coverage.rows == (7, 30, 31, 32) and failed.coverage.beyond == 4
+    assert "the other 36 are right" in str(failed.coverage)
+    for many, few in zip(whole[1].outputs, failed.outputs, strict=True):
+        assert (many.failing, many.index, many.ratio) == (few.failing, few.index, few.ratio)
+    monkeypatch.setattr("refattn.judgement.rows_beyond", lambda *_: np.array([9, 3]))
+    found = judge_arrays(**x, causal="bottom_right")
+    assert (found.status, found.coverage) == ("passed", None)  # the wide intervals of these two rows decide
+    monkeypatch.undo()
+    monkeypatch.setattr("refattn.judgement._QUICK", 1)
+    monkeypatch.setattr("refattn.judgement._FURTHEST", 1)
+    assert judge_arrays(**wrong, causal="bottom_right", diagnose=False).coverage.rows == (7,)  # type: ignore[union-attr]
+
+
 # ---- the command
 
 
@@ -516,12 +564,14 @@ def test_command(tmp_path: Path, judge_command: Run) -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ((), "extra is no array of attention"),
+        ((), "leave it out with --ignore extra"),
         (("--ignore", "ex*", "--window", "3,-1,top_left"), "must be LEFT,RIGHT,ALIGN"),
         (("--ignore", "ex*", "--conventions", "rows=nan"), "must be NAME=VALUE"),
         (("--ignore", "ex*", "--conventions", "empty_rows=inf"), "must be one of 'zero', 'nan'"),
         (("--ignore", "ex*", "--case", "{"), "--case:"),
-        (("--ignore", "ex*", "--case", "[]"), "--case:"),
+        (("--ignore", "ex*", "--case", "[]"), "--case: must be one JSON object"),
+        (("--ignore", "ex*", "--rows", "1", "--seed", "-1"), "seed=-1 of the rows must be an int >= 0"),
+        (("--ignore", "ex*", "--dtype", "bfloat16"), "leave --dtype out"),
         (("--ignore", "ex*", "--weights", "float12"), "weights=float12 is not a supported dtype"),
         (("--ignore", "ex*", "--json", "/no/such/folder/x.json"), "cannot be written"),
         (("--ignore", "ex*", "--ignore", "q"), "q is missing"),

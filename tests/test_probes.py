@@ -15,7 +15,7 @@ from refattn.inputs import make
 from refattn.judge import judge
 from refattn.streaming import implementation
 
-SCORES = 1 << 16  # cases with more are left out here, to be quick
+SCORES = 1 << 14  # cases with more are left out here, to be quick
 
 
 def without(**fields: Any) -> Any:

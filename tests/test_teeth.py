@@ -246,9 +246,21 @@ def test_the_command(tmp_path, row, monkeypatch):
     assert command.command(parsed("--read", files["json"]), Console(quiet=True)) == 1
 
 
+def test_one_mutant_asks_for_no_honest_kernels(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "_in_processes", lambda tasks, jobs: map(runs.made, tasks))
+    console = Console(record=True, width=120)
+    assert command.command(parsed("--only", "mean_of_v", "--json", tmp_path / "x.json"), console) == 0
+    read = command.load(tmp_path / "x.json")
+    assert [len(read[part]) for part in ("mutants", "honest", "power")] == [1, 0, 0]
+
+
 @pytest.mark.parametrize(
-    "options", [("--only", "nothing*"), ("--jobs", 0), ("--read", "not/there"), ("--read", __file__)]
-)
+    "options",
+    [
+        ("--only", "nothing*"), ("--jobs", 0), ("--read", "not/there"), ("--read", __file__),
+        ("--read", DOCS / "teeth.json", "--only", "mean_of_v"), ("--read", DOCS / "teeth.json", "--out", "rows.jsonl"),
+    ],
+)  # fmt: skip
 def test_wrong_usage_is_refused(options):
     with pytest.raises(command.CannotBite):
         command.command(parsed(*options), Console(quiet=True))

@@ -12,7 +12,7 @@ from tests.patient import first_named, patient  # noqa: F401
 from tests.unseen.bugs import BUGS, MORE
 from tests.unseen.kernel import supports
 
-MOST = 10
+MOST = 5
 """so many cases of a kind are run"""
 KERNELS = {name: make for name, _, make in (*BUGS, *MORE)}
 USUAL = [c for c in CASES if c.B * c.H * c.Lq * c.Lk < 2**12 and supports(c) is None]

@@ -18,9 +18,10 @@ import numpy as np
 
 from ..dtypes import round_to
 from .distances import largest_of_row
+from .evidence import scores
 from .hypothesis import Hypothesis, hypotheses
 from .match import Trial
-from .order import spread
+from .order import richness, spread
 
 __all__ = ["Along", "along"]
 
@@ -31,6 +32,7 @@ BEST = 60
 LEAST = 0.4
 """Of the squared error, on average: what goes along with less is not named."""
 SLOPE = 0.6, 1.6
+"""How large the errors may be for those of the hypothesis, on average."""
 LARGEST = 1e3
 """More radii than this an error counts for no more."""
 
@@ -60,14 +62,6 @@ class Errors:
             self.found[name] = radius, judged, self._units(got, e.value, radius, judged)
         self.size = float(sum((x * x).sum() for _, _, x in self.found.values()))
 
-    def multiple(self) -> float:
-        """The share of the squared error that is none beside a multiple of what is right, one for each output."""
-        explained = 0.0
-        for name, (radius, judged, errors) in self.found.items():
-            x = (self.trial.expected[name].value / np.where(radius > 0, radius, 1))[judged]
-            explained += (errors * x).sum() ** 2 / max((x * x).sum(), 1e-300)
-        return float(explained / self.size)
-
     @staticmethod
     def _units(answer: Array, value: Array, radius: Array, judged: Array) -> Array:
         with np.errstate(all="ignore"):
@@ -90,36 +84,36 @@ class Errors:
                 return 0.0, 1.0
             with np.errstate(all="ignore"):
                 x = self._units(round_to(answer[name], e.dtype).astype(np.float64), e.value, radius, judged)
-            left, own, both = left + ((errors - x) ** 2).sum(), own + (x * x).sum(), both + (errors * x).sum()
+            left, own, both = left + ((errors - x) ** 2).sum(), own + x @ x, both + errors @ x
         return max(-1.0, 1 - left / self.size), both / own if own else 0.0
 
 
-def along(trials: Sequence[Trial], until: float) -> Along | None:
+def along(trials: Sequence[Trial], seconds: float) -> Along | None:
     """The loss of bits that the errors of these failures go along with.
 
-    None if most are too large for one, or if they go along with the results themselves.
+    None if most are too large for one.  It takes so many seconds at most, a quarter of them for all of the failures.
     """
+    until = time.thread_time() + seconds
     slight = [t for t in trials if t.worst.slight]
     if len(slight) < len(trials) / 2:
         return None
     some = [e for e in map(Errors, spread(slight, ALL)) if e.size]
-    shares = dict.fromkeys(_losses(), 0.0)
-    for errors in spread(some, FIRST):
-        for h in shares:
-            if time.thread_time() > until:
-                return None
-            shares[h] += errors.fit(h)[0]
-    order = {h: at for at, h in enumerate(_losses())}
-    best = sorted(sorted(shares, key=lambda h: -shares[h])[:BEST], key=order.__getitem__)
-    fits = {h: [errors.fit(h) for errors in some] for h in best if time.thread_time() < until}
+    shares: dict[Hypothesis, float] = {}
+    first = sorted(some, key=lambda e: scores(e.trial.case))[:FIRST]
+    for h in _losses():
+        if time.thread_time() > until - seconds / 4:
+            break
+        shares[h] = sum(errors.fit(h)[0] for errors in first)
+    best = set(sorted(shares, key=lambda h: -shares[h])[:BEST])
+    fits = {h: [errors.fit(h) for errors in some] for h in shares if h in best and time.thread_time() < until}
     mean = {h: float(np.mean([share for share, _ in rows])) for h, rows in fits.items()}
     slope = {h: float(np.median([x for _, x in rows])) for h, rows in fits.items()}
-    multiple = float(np.mean([errors.multiple() for errors in some]))
-    fit = [h for h in mean if mean[h] >= max(LEAST, multiple) and SLOPE[0] <= slope[h] <= SLOPE[1]]
-    first = max(fit, key=lambda h: round(mean[h], 2), default=None)  # of equals the simplest, which comes first
-    return None if first is None else Along(first, mean[first], len(some))
+    fit = [h for h in mean if mean[h] >= LEAST and SLOPE[0] <= slope[h] <= SLOPE[1]]
+    named = max(fit, key=lambda h: round(mean[h], 2), default=None)  # of equals the simplest, which comes first
+    return None if named is None else Along(named, mean[named], len(some))
 
 
 @cache
 def _losses() -> tuple[Hypothesis, ...]:
-    return tuple(h for h in hypotheses() if h.rounding)
+    """Of kinds with little to fit by first."""
+    return tuple(sorted((h for h in hypotheses() if h.rounding), key=richness))

@@ -236,7 +236,7 @@ class Suspects:
             found = conclude(counts, against, broad, sample, self.trials, self.excused, self.failing)
         if found:
             return found
-        loss = along(self.trials, time.thread_time() + self.seconds / 2)
+        loss = along(self.trials, self.seconds / 2)
         near = closest((*self.candidates, *self.near), asked, self.failing)
         if loss is None or near.share >= loss.share:
             return near

@@ -31,8 +31,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "teeth", help="the kill matrix: mutants against this suite and the rules of others",
         description="Each mutant is asked what kills it, what kills the others, and what each rule of others usually "
-        "asks; honest kernels are asked the same, and small errors are planted. Takes some minutes; with --out it can "
-        "be killed and started again.",
+        "asks; honest kernels are asked the same, and small errors are planted, unless --only is given. Takes some "
+        "minutes; with --out it can be killed and started again.",
     )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="each mutant on its killer, and a sample of the rest")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a mutant or glob; may be repeated")
@@ -52,6 +52,8 @@ def command(arguments: argparse.Namespace, console: Console) -> int:
     from .results import faults
 
     if arguments.read is not None:
+        if arguments.only or arguments.quick or arguments.out is not None:
+            raise CannotBite("--read: runs nothing; leave --only, --quick and --out out")
         results = load(arguments.read)
     else:
         results = _run(arguments)
@@ -132,6 +134,8 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
     today = datetime.date.today().timetuple().tm_yday
     seed = today if arguments.seed is None else arguments.seed
     tasks = quick_tasks(mutants, seed) if arguments.quick else every_task(mutants)
+    if arguments.only and not arguments.quick:
+        tasks = [task for task in tasks if task.startswith("mutant:")]
     terminal = Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     header = _header()

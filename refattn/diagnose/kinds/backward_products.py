@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...case import Case
+from ..dense import wide
 from ..hypothesis import kind
 from ..model import Array, Model, product
 from .gradients import SCORED
@@ -56,6 +57,8 @@ DOUT: dict[str, Operand] = {
 }
 
 
+@kind(lambda case: case.rotary is not None and "dq" in case.want, "dq", of={
+    "keys before their rotation": lambda x: wide(x.inputs.problem.stored["k"])[:, x.k_heads()]})
 @kind(_wants("dq"), "dq", of=KEYS)
 class dq_of_others(Model):
     """dq is the product of ds with {of}, not with keys."""
@@ -66,6 +69,8 @@ class dq_of_others(Model):
         return product(ds, self.of(self), self.seen)
 
 
+@kind(lambda case: case.rotary is not None and "dk" in case.want, "dk", of={
+    "queries before their rotation": lambda x: wide(x.inputs.problem.stored["q"])})
 @kind(_wants("dk"), "dk", of=QUERIES)
 class dk_of_others(Model):
     """dk is the product of ds, transposed, with {of}, not with queries."""

@@ -19,7 +19,7 @@ KEYS = (16, 32, 64, 128)
 BOUNDING = ("Causal", "Window", "Prefix", "Chunked")
 """masks that bound the tiles that are gone over"""
 HEADS = "heads"
-ROWS: dict[str, tuple[int, bool | str]] = {str(n): (n, False) for n in (1, 16, 32, 64, 128)}
+ROWS: dict[str, tuple[int, bool | str]] = {str(n): (n, False) for n in (1, 8, 16, 32, 64, 128)}
 ROWS |= {f"{n} packed": (n, True) for n in (16, 32, 64, 128)}
 ROWS |= {f"{n} packed head by head": (n, HEADS) for n in (16, 32, 64, 128)}
 """tiles of so many rows; `packed`: the rows of all heads of a group together, query by query or head by head"""

@@ -17,6 +17,7 @@ from .arrays import HEADS as KEY_HEADS
 __all__: list[str] = []
 
 GGML = ("q8_0", "q4_0")
+BLOCK_OF_COLUMNS = 32
 
 
 def _coded(case: Case) -> bool:
@@ -66,6 +67,39 @@ class code_block_of_column(Model):
             s, d = coded[f"{n}_scale"].astype(np.float64), np.arange(x[n].shape[3])
             own, taken = s[..., d // 32], s[..., np.minimum(self.block(d, s.shape[3]), s.shape[3] - 1)]
             x[n] = x[n] * np.where(own == 0, 1, taken / np.where(own == 0, 1, own))
+        return x
+
+
+TOKENS: dict[str, Callable[[Array], Array]] = {
+    f"its place in a tile of {n}": (lambda j, n=n: j % n) for n in (16, 32, 64, 128)
+} | {
+    f"the first of its tile of {n}": (lambda j, n=n: j // n * n) for n in (8, 16, 32, 64, 128)
+} | {
+    "0 for all": lambda j: 0 * j, "the next one": lambda j: np.minimum(j + 1, j.max(initial=0)),
+    "the one before": lambda j: np.maximum(j - 1, 0), "the last one for all": lambda j: 0 * j + j.max(initial=0),
+}
+
+
+def _each_token(case: Case, how: Any) -> bool:
+    j = np.arange(case.Lk)
+    return case.quant is not None and case.quant.kind in GGML and not np.array_equal(how.to(j), j)
+
+
+@kind(_each_token, of={w: n for w, n in OF.items() if w != "queries"}, to=TOKENS,
+      same=("to", lambda case, how: how.to(np.arange(case.Lk)).tobytes()))  # fmt: skip
+class code_scale_of_token(Model):
+    """The scales of the codes of {of}, those of a token each, are those of token {to}."""
+
+    of: Any = "kv"
+    to: Callable[[Array], Array]
+
+    def arrays(self) -> dict[str, Array]:
+        x, coded = super().arrays(), take(self.given, self.inputs.handed())
+        for n in self.of:
+            s, size = coded[f"{n}_scale"].astype(np.float64), x[n].shape[3]
+            taken = s[:, :, type(self).to(np.arange(s.shape[2]))]
+            ratio = np.where(s == 0, 1, taken / np.where(s == 0, 1, s))
+            x[n] = x[n] * np.repeat(ratio, BLOCK_OF_COLUMNS, 3)[..., :size]
         return x
 
 

@@ -175,6 +175,12 @@ class dbias_stored_in_loop(Bounds):
         "written with rows and columns exchanged": lambda x, y: np.ascontiguousarray(y.swapaxes(2, 3)).reshape(y.shape),
         "that of the next head": lambda x, y: np.roll(y, -1, 1), "that of the next row": lambda x, y: np.roll(y, -1, 2),
         "that of head 0": lambda x, y: np.repeat(y[:, :1], y.shape[1], 1),
+        "that of the head before": lambda x, y: np.roll(y, 1, 1),
+        "that of the next entry": lambda x, y: np.roll(y, -1, 0),
+        "that of the entry before": lambda x, y: np.roll(y, 1, 0),
+        "that of entry 0": lambda x, y: np.repeat(y[:1], len(y), 0),
+        "not set back to 0 from head to head": lambda x, y: np.cumsum(y, 1),
+        "not set back to 0 from entry to entry": lambda x, y: np.cumsum(y, 0),
     },
 )  # fmt: skip
 class dbias(Model):
@@ -222,7 +228,8 @@ class dbias_written(Model):
         case = self.given
         sizes = case.bias_shape
         total = np.zeros((*sizes[:2], *dt.shape[2:]), dt.dtype)
-        b, h = type(self).to(*np.ogrid[: case.B, : case.H], case)
+        b, h = np.ogrid[: case.B, : case.H]
+        b, h = type(self).to(b, h, case)
         np.add.at(total, (b % sizes[0], h % sizes[1]), dt)
         axes = tuple(a for a in (2, 3) if sizes[a] == 1)
         return total.sum(axes, keepdims=True)

@@ -123,16 +123,18 @@ class dropout_in_dp(Model):
         return self.how(self, dp, self.undropped())
 
 
-PLACED: dict[str, Move] = {
-    f"those of a {words}'s place in its tile of {n}": (
-        lambda x, n=n, axis=axis: np.take(x, np.arange(x.shape[axis]) % n, axis))
-    for words, axis in (("query", 2), ("key", 3)) for n in (16, 32, 64)
-}  # fmt: skip
+def _of_place(axis: int, n: int) -> Move:
+    return lambda x: np.take(x, np.arange(x.shape[axis]) % n, axis)
+
+
+PLACED = {f"those of a {words}'s place in its tile of {n}": _of_place(axis, n)
+          for words, axis in (("query", 2), ("key", 3)) for n in (16, 32, 64)}  # fmt: skip
 
 
 @kind(
     lambda case: case.backward and bool(case.dropout), ALL,
-    of={"gradients of weights": "dp", "weights, for dv,": "dv", "weights and their gradients in the backward": "dp dv"}, how=KEPT | PLACED,
+    of={"gradients of weights": "dp", "weights, for dv,": "dv", "weights and their gradients in the backward": "dp dv"},
+    how=KEPT | PLACED,
 )  # fmt: skip
 class kept_in_backward(Model):
     """What dropout keeps of {of} is {how}, not those that the forward kept."""

@@ -9,14 +9,15 @@ import numpy as np
 from ...case import Case
 from ..hypothesis import kind
 from ..model import Array, Model, product
-from .partial_sums import STORED, Held
+from .partial_sums import STORED, Added
 from .roundings import SIZES, TO, _applies, lowered
 
 __all__: list[str] = []
 
 
 @kind(lambda case, how: case.backward and _applies(case, how), "dq dk dv dbias dsinks dscale dsoftcap", rounding=True,
-      what={"delta": "delta", "dp": "dp", "ds": "ds", "the weights": "p"},
+      what={"delta is": "delta", "dp is": "dp", "ds is": "ds", "the weights are": "p", "dp and ds are": "dp ds",
+            "weights and ds are": "p ds", "weights, delta, dp and ds are": "p delta dp ds"},
       to=(*TO, "float8_e4m3fn", "float8_e5m2"))  # fmt: skip
 class backward_rounded(Model):
     """In the backward {what} rounded to {to}."""
@@ -25,33 +26,34 @@ class backward_rounded(Model):
 
     def delta(self) -> Array:
         d = super().delta()
-        return lowered(d, self.to, self.given) if self.what == "delta" else d
+        return lowered(d, self.to, self.given) if "delta" in self.what else d
 
     def through_softmax(self, p: Array, dp: Array, incoming: Array) -> Array:
-        dp = lowered(dp, self.to, self.given) if self.what == "dp" else dp
+        dp = lowered(dp, self.to, self.given) if "dp" in self.what else dp
         ds = super().through_softmax(p, dp, incoming)
-        return lowered(ds, self.to, self.given) if self.what == "ds" else ds
+        return lowered(ds, self.to, self.given) if "ds" in self.what else ds
 
     def again(self) -> Array:
         p = super().again()
-        return lowered(p, self.to, self.given) if self.what == "p" else p
+        return lowered(p, self.to, self.given) if "p" in self.what.split() else p
 
 
-class gradient_sum_rounded(Held):
+class gradient_sum_rounded(Added):
     """The sum of {of} is rounded to {to} after each tile of {tile}."""
 
     of: tuple[str, ...] = ("dq",)
     tile, to = 64, ""
 
-    def backward(self) -> dict[str, Array]:
-        y = super().backward()
+    def sums(self) -> dict[str, Array]:
         n = self.case.Lk if "dq" in self.of else self.case.Lq
-        total = {name: np.zeros_like(y[name]) for name in self.of}
-        for first in range(0, n, self.tile):
-            at = (np.arange(n) >= first) & (np.arange(n) < first + self.tile)
-            part = self.of_pairs(at if "dq" in self.of else at[:, None])
-            total = {name: lowered(total[name] + part[name], self.to, self.given) for name in self.of}
-        return y | total
+        total = {name: x for name, x in self.of_pairs(np.zeros((), bool)).items() if name in self.of}
+        head = (np.arange(self.given.H) % self.given.group)[:, None, None]
+        for g in range(1 if "dq" in self.of else self.given.group):
+            for first in range(0, n, self.tile):
+                at = (np.arange(n) >= first) & (np.arange(n) < first + self.tile)
+                part = self.of_pairs(at if "dq" in self.of else at[:, None] & (head == g))
+                total = {name: lowered(total[name] + part[name], self.to, self.given) for name in self.of}
+        return total
 
 
 for words, names in STORED.items():
@@ -124,7 +126,8 @@ class dbias_sum_rounded(Model):
 
     def reduced(self, dt: Array) -> Array:
         axes = over(self.given, type(self))
-        parts = np.moveaxis(dt, axes, range(len(axes))).reshape(-1, *(n for a, n in enumerate(dt.shape) if a not in axes))
+        rest = tuple(n for a, n in enumerate(dt.shape) if a not in axes)
+        parts = np.moveaxis(dt, axes, range(len(axes))).reshape(-1, *rest)
         shape = [1 if a in axes else n for a, n in enumerate(dt.shape)]
         total = super().reduced(np.zeros_like(dt))
         for part in parts:

@@ -186,7 +186,8 @@ class gradient_written(Model):
 
 for words, of in {"dq": ("dq",), "dk": ("dk",), "dv": ("dv",), "dk and dv": ("dk", "dv"),
                   "each of dq, dk and dv": ("dq", "dk", "dv")}.items():  # fmt: skip
-    kind(lambda case, how: not case.want.isdisjoint(how.of), " ".join(of), of={words: of}, how=WRITTEN)(gradient_written)
+    kind(lambda case, how: not case.want.isdisjoint(how.of), " ".join(of), of={words: of}, how=WRITTEN)(
+        gradient_written)
 
 @kind(_back, "dk dv", how={"dk and dv are exchanged": 0})
 class gradients_exchanged(Model):

@@ -77,6 +77,21 @@ class hidden_logit_in_visited(Visited):
         return super().low(np.where(self.leak, 0, x) if what == "ds" else x, what)
 
 
+@kind(
+    lambda case: case.mask is not None or case.k_lens is not None, same=("rows", _same),
+    value={"-1e4": -1e4, "-1e9": -1e9, "-1e30": -1e30}, rows=ROWS, keys=(1, *KEYS), whole=ENDS,
+)  # fmt: skip
+class number_added_in_visited(Visited):
+    """{value} is added to hidden logits, in tiles of {rows} rows and {keys} keys that are gone over, to {whole}."""
+
+    value = -1e9
+
+    def hide(self, t: Array) -> Array:
+        seen = self.seen
+        self.seen = self.visited() | seen
+        return np.where(seen, t, np.where(self.seen, t + self.value, -np.inf))
+
+
 @kind(_applies, same=("rows", _same), value=CAPPED, rows=ROWS, keys=(1, *KEYS), whole=ENDS)
 class hidden_logit_in_sum(hidden_logit_in_visited):
     """Hidden keys count as {value} in the sum alone, in tiles of {rows} rows and {keys} keys gone over, to {whole}."""
@@ -101,14 +116,22 @@ class maximum_of_visited(Visited, Underflow):
         return m, p.sum(-1), self.weighed(p)
 
 
+@kind(lambda case: case.mask is not None, same=("rows", _same), rows=ROWS, keys=(1, *KEYS), whole=ENDS)
+class tiles_not_masked(Visited):
+    """No mask is applied in tiles of {rows} rows and {keys} keys that are gone over, to {whole}."""
+
+    def visible(self) -> Array:
+        return np.asarray(super().visible() | self.visited())
+
+
 @kind(
     lambda case: case.mask is not None, same=("rows", _same), rows=ROWS, keys=(1, *KEYS), whole=ENDS,
-    what={"the sum and the output": "zo", "the output alone": "o", "the sum alone": "z"},
+    what={"the output alone": "o", "the sum alone": "z"},
 )  # fmt: skip
 class hidden_weights(Visited):
     """Weights are not masked: hidden keys count in {what}, in tiles of {rows} rows and {keys} keys, to {whole}."""
 
-    what = "zo"
+    what = "o"
 
     def attend(self, t: Array) -> State:
         m = t.max(-1, initial=-np.inf)
@@ -119,3 +142,27 @@ class hidden_weights(Visited):
         o = self.weighed(p if "o" in self.what else own)
         self.seen = seen
         return m, (p if "z" in self.what else own).sum(-1), o
+
+
+@kind(
+    lambda case: case.scale is not None and case.scale <= 0, same=("rows", _same), rows=ROWS, keys=(1, *KEYS),
+    whole=ENDS, tail={"": False, ", and beyond the end too": True},
+)  # fmt: skip
+class mask_before_scale(Visited):
+    """The mask comes before the scale: no -inf then, in tiles of {rows} rows and {keys} keys, to {whole}{tail}."""
+
+    tail = False
+
+    def hide(self, t: Array) -> Array:
+        visited = self.visited() | self.seen
+        lost = (visited & ~self.seen).any(-1)
+        n = np.array(self.case.lengths[1])[:, None, None]
+        lost |= (self.tail & (n % self.keys > 0)) & visited.any(-1) & self._at_end(visited, n)
+        t = super().hide(t)
+        self.seen = np.where(lost[..., None], visited, self.seen)
+        return np.where(lost[..., None], np.nan, t)
+
+    def _at_end(self, visited: Array, n: Array) -> Array:
+        """Whether a row goes over the last tile."""
+        last = visited.shape[-1] - visited[..., ::-1].argmax(-1)
+        return np.asarray(last > (n - 1) // self.keys * self.keys)

@@ -37,9 +37,9 @@ class Unseen(Model):
         case = self.given
         real = np.arange(case.Lk) < np.array(case.lengths[1])[:, None, None]
         if self.where == 0:
-            none = np.array(case.lengths[0])[:, None, None] == 0
+            none = np.asarray(np.array(case.lengths[0])[:, None, None] == 0)
         else:
-            seen = self.seen.reshape(case.B, max(case.Hkv, 1), -1, case.Lk).any(2)
+            seen = np.asarray(self.seen.reshape(case.B, max(case.Hkv, 1), -1, case.Lk).any(2))
             none = ~self.of_tiles(seen)
         return np.broadcast_to(real & none, (case.B, case.Hkv, case.Lk))
 

@@ -46,7 +46,7 @@ LOOPS = loops(*PLAIN, *SPLIT)
 VISITS = loops(*PLAIN, *SPLIT, *(
     Loop(n, back, s, rows, packed) for n in TILES for back in (False, True) for s in (1, 4)
     for rows, packed in ((1, False), (16, False), (64, False), (64, True), (128, False), (128, True))
-))  # fmt: skip
+), *(Loop(n, back, 1, rows) for n in TILES for back in (False, True) for rows in (8, 32)))  # fmt: skip
 
 
 class Tiled(Bounds):

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from ...case import Case
+from ...streaming.prepare import turned_back
 from ..hypothesis import kind
 from ..model import Array, Model
 from .bounds import KEYS, ROWS, SAME, Bounds
 
-__all__: list[str] = []
+__all__ = ["STORED", "Added", "Held"]
+
 
 class Held(Model):
     """Gradients of some pairs of query and key alone."""
@@ -30,6 +32,52 @@ class Held(Model):
 
     def dv_of(self, p: Array, dout: Array) -> Array:
         return super().dv_of(np.where(self.held, p, 0), dout)
+
+
+class Kept(Model):
+    """A right one that keeps what dq, dk and dv are sums of."""
+
+    def dq_of(self, ds: Array) -> Array:
+        self.ds = ds
+        return super().dq_of(ds)
+
+    def dv_of(self, p: Array, dout: Array) -> Array:
+        self.p = p
+        return super().dv_of(p, dout)
+
+    def of_pairs(self, held: Array) -> dict[str, Array]:
+        """What some pairs of query and key add to dq, dk and dv."""
+        ds, p = np.where(held, self.ds, 0), np.where(held, self.p, 0)
+        part = {"dq": Model.dq_of(self, ds) * self.dtype(self.q_factor()),
+                "dk": self.group(self.dk_of(ds) * self.dtype(self.k_factor())),
+                "dv": self.group(Model.dv_of(self, p, self.x["dout"]))}  # fmt: skip
+        stored = self.inputs.problem.stored
+        return part if self.case.rotary is None else turned_back(self.given, part, stored, self.rules())
+
+
+class Added(Model):
+    """How dq, dk and dv are added up is wrong, and nothing else: what they are sums of is made once for all."""
+
+    right: Kept
+    whole: dict[str, Array]
+
+    def solve(self, want: frozenset[str]) -> dict[str, Array]:
+        key = "added", self.contract
+        if key not in self.inputs.made:
+            right = Kept(self.inputs, self.contract)
+            self.inputs.made[key] = right, right.solve(self.given.want)
+        self.right, self.whole = self.inputs.made[key]
+        self.seen, self.case = self.right.seen, self.right.case
+        with np.errstate(all="ignore"):
+            y = self.whole | self.sums()
+        return {n: np.asarray(x, np.float64) for n, x in y.items() if n in want}
+
+    def of_pairs(self, held: Array) -> dict[str, Array]:
+        return self.right.of_pairs(held)
+
+    def sums(self) -> dict[str, Array]:
+        """Those that are wrong."""
+        return {}
 
 
 SIZES = (4, 8, 16, 32, 64, 128)
@@ -50,14 +98,13 @@ def _parted(case: Case, how: Any) -> bool:
     return case.backward and (n > how.tile or (how.part[2] is None and n % how.tile != 0))
 
 
-class part_of_sum(Held):
+class part_of_sum(Added):
     """{part}, tiles of {tile}."""
 
     part: Any = ("dq", "k", -1)
     tile = 64
 
-    def backward(self) -> dict[str, Array]:
-        whole = super().backward()
+    def sums(self) -> dict[str, Array]:
         names, axis, which = self.part
         n = self.case.Lk if axis == "k" else self.case.Lq
         first = (n - 1) // self.tile * self.tile if which == -1 else 0
@@ -65,7 +112,7 @@ class part_of_sum(Held):
         held = (np.arange(n) >= first) & (np.arange(n) < last)
         at = held if axis == "k" else held[:, None]
         part = self.of_pairs(at)
-        return whole | {n: part[n] for n in whole if n in ("dq", "dk", "dv") and n in names}
+        return {n: part[n] for n in ("dq", "dk", "dv") if n in names}
 
 
 for words, part in PARTS.items():
@@ -84,19 +131,19 @@ def _summed(case: Case, how: Any) -> bool:
     return not case.want.isdisjoint(how.of[0]) and (case.Lk if how.of[1] == 3 else case.Lq) > how.tile
 
 
-class tile_of_sum(Held):
+class tile_of_sum(Added):
     """In {of}, {which} of {tile} is {times}."""
 
     of: Any = (("dq",), 3)
     which: Callable[[Array, int], Array]
     tile, times = 64, 0
 
-    def backward(self) -> dict[str, Array]:
-        whole, (names, axis) = super().backward(), self.of
+    def sums(self) -> dict[str, Array]:
+        names, axis = self.of
         n = self.seen.shape[axis]
         held = type(self).which(np.arange(n) // self.tile, -(-n // self.tile))
         part = self.of_pairs(held if axis == 3 else held[:, None])
-        return whole | {name: whole[name] + (self.times - 1) * part[name] for name in names}
+        return {n: self.whole[n] + (self.times - 1) * part[n] for n in names if n in self.whole}
 
 
 for words, of in SUMS.items():
@@ -112,14 +159,14 @@ def _added(case: Case, how: Any) -> bool:
     return parts and not case.want.isdisjoint(how.of)
 
 
-class stored_not_added(Held, Bounds):
+class stored_not_added(Added, Bounds):
     """{of}: stored, not added, by each tile of {rows} rows and {keys} keys that sees some: the {left} one is left."""
 
     of: tuple[str, ...] = ("dq",)
     left = -1
 
-    def backward(self) -> dict[str, Array]:
-        whole, seen = super().backward(), self.seen
+    def sums(self) -> dict[str, Array]:
+        seen = self.seen
         visited = np.zeros_like(seen)
         for j in range(0, seen.shape[3], self.keys):
             some = self.of_tile(seen[..., j : j + self.keys].any(-1), lambda x: x.any(-1))
@@ -134,7 +181,7 @@ class stored_not_added(Held, Bounds):
             kept = apart.max((2, 3), keepdims=True) if self.left else apart.min((2, 3), keepdims=True)
             kept = np.broadcast_to(kept, (*apart.shape[:3], 1, apart.shape[4])).reshape(*last.shape[:2], 1, -1)
         part = self.of_pairs(last == kept)
-        return whole | {n: part[n] for n in self.of}
+        return {n: part[n] for n in self.of}
 
     def turn(self, visited: Array) -> Array:
         """When a pair's tile is come to, for its key (dk and dv), or for its row (dq)."""
@@ -195,13 +242,12 @@ for words, names in STORED.items():
     lambda case, how: not case.want.isdisjoint(("dk", "dv")) and case.mask is not None, "dk dv",
     rows=(16, 32, 64, 128), keys=(16, 32, 64, 128), how={"rounded up": 1, "without the offset lk - lq": 0},
 )  # fmt: skip
-class queries_begin_late(Held):
+class queries_begin_late(Added):
     """dk and dv of a tile of {keys} keys begin at the first tile of {rows} queries that sees it, {how}."""
 
     rows, keys, how = 64, 64, 1
 
-    def backward(self) -> dict[str, Array]:
-        whole = super().backward()
+    def sums(self) -> dict[str, Array]:
         Lq, Lk = self.seen.shape[2:]
         first = np.zeros((*self.seen.shape[:2], Lk), int)
         for j in range(0, Lk, self.keys):
@@ -210,4 +256,4 @@ class queries_begin_late(Held):
             at = -(-at // self.rows) * self.rows if self.how else np.full_like(at, j // self.rows * self.rows)
             first[..., j : j + self.keys] = at[..., None]
         part = self.of_pairs(np.arange(Lq)[:, None] >= first[:, :, None])
-        return whole | {n: part[n] for n in ("dk", "dv")}
+        return {n: part[n] for n in ("dk", "dv")}

@@ -94,6 +94,8 @@ PLACES: dict[str, Place] = {
     "of the last one for all": lambda at, lq, lk: 0 * at + lk - 1,
     "0 for all": lambda at, lq, lk: 0 * at,
     "counted from the last": lambda at, lq, lk: lk - 1 - at,
+    "those of the first entry": lambda at, lq, lk: at + (lk - lq)[:1] - (lk - lq),
+    "those of the next entry": lambda at, lq, lk: at + np.roll(lk - lq, -1, 0) - (lk - lq),
     "those of the longest entry": lambda at, lq, lk: at + np.max(lk - lq, initial=0) - (lk - lq),
     "counted from the end of the longest entry": lambda at, lq, lk: at + np.max(lk, initial=0) - lk,
 } | {f"its place in a tile of {n}": partial(_in_tile, n=n) for n in (8, 16, 32, 64, 128)}
@@ -184,7 +186,7 @@ class rotated_rounded(Rotated):
 
 
 @kind(lambda case: _rotated(case) and isinstance(case.storage, Cache), how={"again, with the new ones": 1,
-      "again, and not the new ones": 0})  # fmt: skip
+      "again, and not the new ones": 0, "again as they are read, and the new ones too": 2})  # fmt: skip
 class cache_rotated_again(Rotated):
     """The keys of the cache, which are rotated, are rotated {how}."""
 
@@ -200,7 +202,10 @@ class cache_rotated_again(Rotated):
         twice = PLAIN.rotate(right, x["cos"][at][:, None], x["sin"][at][:, None], case.rotary)
         plain = prepare(dataclasses.replace(case, rotary=None), x, PLAIN)["k"]
         old = old[:, None, :, None]
-        return {"k": np.where(old, twice, right if self.how else plain)}
+        return {"k": twice if self.how == 2 else np.where(old, twice, right if self.how else plain)}
+
+    def told(self, y: dict[str, Array]) -> dict[str, Array]:
+        return y if self.how == 2 else super().told(y)
 
 
 @kind(lambda case: _rotated(case) and case.D == case.Dv)

@@ -10,14 +10,15 @@ import numpy as np
 from ...case import Case
 from ...oracle import scale_of
 from ..hypothesis import kind
-from ..model import LN2, Array
-from .partial_sums import Held
+from ..model import LN2, Array, Model
+from .partial_sums import Added
 
 __all__: list[str] = []
 
 SIZES = (8, 16, 32, 64, 128)
 OF = {"dq": ("dq", 3), "dk": ("dk", 2)}
-TIMES: dict[str, Callable[[float], float]] = {"the scale": lambda s: s, "ln 2": lambda s: LN2, "1 / ln 2": lambda s: 1 / LN2}
+TIMES: dict[str, Callable[[float], float]] = {
+    "the scale": lambda s: s, "ln 2": lambda s: LN2, "1 / ln 2": lambda s: 1 / LN2}  # fmt: skip
 
 
 def _several(case: Case, how: Any) -> bool:
@@ -26,24 +27,24 @@ def _several(case: Case, how: Any) -> bool:
     return parts and name in case.want and how.times(scale_of(case.scale, case.D)) != 1
 
 
-class sum_scaled_each_time(Held):
+class sum_scaled_each_time(Added):
     """{of}: all that was added up so far is multiplied by {times} after each tile of {tile}, not once at the end."""
 
     of: Any = ("dq", 3)
     times: Callable[[float], float]
     tile = 64
 
-    def backward(self) -> dict[str, Array]:
-        whole, (name, axis) = super().backward(), self.of
+    def sums(self) -> dict[str, Array]:
+        name, axis = self.of
         n, s = self.seen.shape[axis], self.factor()
         by = type(self).times(s)
-        total = np.zeros_like(whole[name])
+        total = np.zeros_like(self.whole[name])
         once = by if by != s else 1.0  # the scale is in each part once
         for first in range(0, n, self.tile):
             at = (np.arange(n) >= first) & (np.arange(n) < first + self.tile)
             part = self.of_pairs(at if axis == 3 else at[:, None])[name]
             total = total * by + part * once
-        return whole | {name: total}
+        return {name: total}
 
 
 for words, of in OF.items():
@@ -53,13 +54,14 @@ for words, of in OF.items():
 def _by_head(case: Case, y: Array, to: Callable[[Array, int], Array]) -> Array:
     found = np.zeros_like(y)
     h = np.arange(case.H)
-    np.add.at(found, (slice(None), to(h, case.group)), y)
+    np.add.at(found.swapaxes(0, 1), to(h, case.group), y.swapaxes(0, 1))
     return found
 
 
 HEADS: dict[str, Callable[[Case, Array], Array]] = {
     "the sum over its group, in the group's first head": lambda c, y: _by_head(c, y, lambda h, g: h // g * g),
-    "the sum over its group": lambda c, y: _by_head(c, y, lambda h, g: h // g * g)[:, np.arange(c.H) // c.group * c.group],
+    "the sum over its group": lambda c, y: _by_head(c, y, lambda h, g: h // g * g)[
+        :, np.arange(c.H) // c.group * c.group],
     "that of the group's last head, in its first": lambda c, y: np.where(
         (np.arange(c.H) % c.group == 0)[:, None, None], np.roll(y, 1 - c.group, 1), 0),
     "that of the group's first head": lambda c, y: y[:, np.arange(c.H) // c.group * c.group],
@@ -72,7 +74,7 @@ HEADS: dict[str, Callable[[Case, Array], Array]] = {
 
 
 @kind(lambda case: case.H > case.Hkv > 0 and "dq" in case.want, "dq", how=HEADS)
-class dq_of_group(Held):
+class dq_of_group(Model):
     """dq of a head is {how}."""
 
     how: Callable[[Case, Array], Array]

@@ -103,6 +103,14 @@ class softcap(Model):
         return self.how(self, s, softcap)
 
 
+@kind(lambda case: _capped(case) and case.backward, how=CAPS)
+class softcap_and_slope(softcap):
+    """Softcap: {how}; its slope is 1 - (capped / softcap)² of that."""
+
+    def slope(self, s: Array, softcap: float) -> Array:
+        return 1 - (self.cap(s, softcap) / softcap) ** 2
+
+
 @kind(lambda case: _capped(case) and case.bias is not None)
 class softcap_of_biased(Model):
     """Softcap caps the scores with their bias."""

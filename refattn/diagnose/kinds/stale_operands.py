@@ -17,13 +17,14 @@ __all__: list[str] = []
 OF: dict[str, tuple[str, int]] = {
     "keys of dq = ds k are": ("dq k", 2), "queries of dk = dsᵀ q are": ("dk q", 2),
     "rows of dout in dv = pᵀ dout are": ("dv dout", 2), "rows of dout in dp = dout vᵀ are": ("dp dout", 2),
+    "rows of dout in dp = dout vᵀ and dv = pᵀ dout are": ("dp dout, dv dout", 2),
     "values of dp = dout vᵀ are": ("dp v", 2), "columns of ds in dq = ds k are": ("dq ds", 3),
     "rows of ds in dk = dsᵀ q are": ("dk ds", 2), "rows of weights in dv = pᵀ dout are": ("dv p", 2),
     "rows of weights in ds = p (dp - delta) are": ("ds p", 2), "rows of dp in ds = p (dp - delta) are": ("ds dp", 2),
     "columns of weights in ds = p (dp - delta) are": ("ds p", 3),
     "columns of dp in ds = p (dp - delta) are": ("ds dp", 3),
 }  # fmt: skip
-ROWS = frozenset({"dk q", "dv dout", "dp dout", "dk ds", "dv p"})
+ROWS = frozenset({"dk q", "dv dout", "dp dout", "dp dout, dv dout", "dk ds", "dv p"})
 SHOWS = {"dq": "dq", "dk": "dk", "dv": "dv", "dp": SCORED, "ds": SCORED}
 Turn = Callable[[Array, int, int], Array]
 """(index, tile, how many) -> index of the one that is read"""
@@ -47,7 +48,7 @@ class stale_operand(Model):
     tile = 64
 
     def moved(self, x: Array, what: str) -> Array:
-        if what != self.of[0]:
+        if what not in self.of[0].split(", "):
             return x
         n = x.shape[axis := self.of[1]]
         return np.take(x, type(self).turn(np.arange(n), self.tile, n), axis)
@@ -70,4 +71,5 @@ class stale_operand(Model):
 
 
 for words, of in OF.items():
-    kind(_several, SHOWS[of[0][:2]], of={words: of}, turn=TURNS, tile=(16, 32, 64, 128))(stale_operand)
+    shows = SHOWS[of[0][:2]] + " dv" * (", dv" in of[0])
+    kind(_several, shows, of={words: of}, turn=TURNS, tile=(16, 32, 64, 128))(stale_operand)

@@ -30,8 +30,6 @@ DELTAS: dict[str, Delta] = {
     "of the first 32 columns alone": lambda x, d: x.delta_of(slice(32)),
     "of the first 64 columns alone": lambda x, d: x.delta_of(slice(64)),
     "of as many columns as a key has": lambda x, d: x.delta_of(slice(x.given.D)),
-    **{f"of whole blocks of {n} columns alone": (lambda x, d, n=n: x.delta_of(slice(x.v.shape[3] // n * n)))
-       for n in (4, 8, 16, 32, 64)},
     "without the last column": lambda x, d: x.delta_of(slice(-1)),
     "without the first column": lambda x, d: x.delta_of(slice(1, None)),
     "that of heads and queries exchanged in memory":
@@ -59,7 +57,12 @@ DELTAS: dict[str, Delta] = {
     "with dropout's 1 / (1 - p) twice": lambda x, d: d * x.undropped(),
     "of the output before it is divided by the row sum": lambda x, d: d * x.l,
     "of the output divided by the row sum twice": lambda x, d: d / np.where(x.l == 0, 1, x.l),
-}
+    "of the output without the sink": lambda x, d: d / x.of_keys(), "of the output with the sink twice":
+        lambda x, d: d / (2 - x.of_keys()),
+} | {
+    f"of whole blocks of {n} columns alone": (lambda x, d, n=n: x.delta_of(slice(x.v.shape[3] // n * n)))
+    for n in (4, 8, 16, 32, 64)
+}  # fmt: skip
 
 
 @kind(lambda case: not case.want.isdisjoint(SCORED.split()), SCORED, how=DELTAS)
@@ -80,6 +83,11 @@ class delta(Model):
 
     def size(self) -> int:
         return self.given.group
+
+    def of_keys(self) -> Array:
+        """The weight of all keys together, 1 less that of the sink."""
+        total = np.asarray(self.again().sum(-1))
+        return np.where(total == 0, 1, total)
 
 
 @kind(

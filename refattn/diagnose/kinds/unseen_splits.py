@@ -36,6 +36,8 @@ Merge = Callable[[Array, Array, Array], State]
 UNSEEN: dict[str, Merge] = {
     "is NaN where a split saw nothing": lambda m, z, o: _nan_where((z == 0).any(0), *with_maxima(m, z, o, m)),
     "is NaN where all splits saw nothing": lambda m, z, o: _nan_where((z == 0).all(0), *with_maxima(m, z, o, m)),
+    "is NaN where the first split saw nothing: its lse is subtracted":
+        lambda m, z, o: _nan_where(z[0] == 0, *with_maxima(m, z, o, m)),
     "is NaN where the first two splits saw nothing":
         lambda m, z, o: _nan_where((z == 0)[:2].all(0), *with_maxima(m, z, o, m)),
     "counts a split that saw nothing as one of lse 0 and output 0": lambda m, z, o: with_maxima(*_counted(m, z, o, 0)),

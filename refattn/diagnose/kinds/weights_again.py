@@ -152,3 +152,28 @@ class weights_again(FromForward):
 
     def again(self) -> Array:
         return self.how(self)
+
+
+@kind(
+    lambda case: case.backward and case.sinks is not None, ALL,
+    also={"the weight of the sink too": "s", "delta too, the sum of weights and their gradients": "d",
+          "the weight of the sink and delta too": "sd"},
+)  # fmt: skip
+class sink_left_out_in_backward(FromForward):
+    """The backward computes the weights from the sum of the keys alone, without the sink; {also}."""
+
+    also = "s"
+
+    def again(self) -> Array:
+        return _weights(self, self.t, self.without_sink())
+
+    def delta(self) -> Array:
+        if "d" not in self.also:
+            return super().delta()
+        dp = self.dropped(self.dp_of(self.x["dout"]))
+        return np.asarray(np.where(self.seen, self.again() * dp, 0).sum(-1))
+
+    def dsinks(self, share: Array, incoming: Array) -> Array:
+        bare = self.without_sink()
+        own = np.where(np.isneginf(bare), share, np.exp(self.x["sinks"][:, None] - safe(bare)))
+        return super().dsinks(own if "s" in self.also else share, incoming)

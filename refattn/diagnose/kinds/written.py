@@ -133,7 +133,7 @@ def _misses(case: Case, how: Any) -> bool:
 
 
 @kind(_misses, "out lse dq", missed=MISSED, of={"out and lse": ("out", "lse"), "out": ("out",), "lse": ("lse",)},
-      left=EMPTY)  # fmt: skip
+      left=EMPTY, vague=True)  # fmt: skip
 class heads_missed(Model):
     """Not computed are {missed}: their {of} stay {left}."""
 
