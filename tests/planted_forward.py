@@ -157,13 +157,6 @@ class HiddenInOutput(Engine):
                 o * alpha[..., None] + self.pv(p, self.kv("v", b, j0, j1), np.ones_like(seen)))  # fmt: skip
 
 
-class HeadsMissed(Engine):
-    """Of a group the first two heads alone are computed."""
-
-    def ungrouped(self, x):
-        return super().ungrouped(np.where(np.arange(self.G).reshape(-1, *(1,) * (x.ndim - 2)) < 2, x, 0))
-
-
 class NotForgotten(Engine):
     def rule(self, mask, b, i, j):
         return self.rule(mask.mask, b, i, j) if isinstance(mask, Not) else super().rule(mask, b, i, j)

@@ -33,6 +33,9 @@ LEAST = 0.4
 """Of the squared error, on average: what goes along with less is not named."""
 SLOPE = 0.6, 1.6
 """How large the errors may be for those of the hypothesis, on average."""
+PLAINER = 0.5
+"""None is named if multiples of the results leave less than this part of what it leaves."""
+TINY = 1e-300
 LARGEST = 1e3
 """More radii than this an error counts for no more."""
 
@@ -61,6 +64,14 @@ class Errors:
                 judged = np.isfinite(e.value) & ~e.ignored & (np.broadcast_to(radius, got.shape) > 0)
             self.found[name] = radius, judged, self._units(got, e.value, radius, judged)
         self.size = float(sum((x * x).sum() for _, _, x in self.found.values()))
+
+    def multiple(self) -> float:
+        """The share of the squared error that is none beside a multiple of what is right, one for each output."""
+        explained = 0.0
+        for name, (radius, judged, errors) in self.found.items():
+            x = (self.trial.expected[name].value / np.where(radius > 0, radius, 1))[judged]
+            explained += (errors @ x) ** 2 / max(x @ x, TINY)
+        return float(explained / self.size)
 
     @staticmethod
     def _units(answer: Array, value: Array, radius: Array, judged: Array) -> Array:
@@ -91,7 +102,8 @@ class Errors:
 def along(trials: Sequence[Trial], seconds: float) -> Along | None:
     """The loss of bits that the errors of these failures go along with.
 
-    None if most are too large for one.  It takes so many seconds at most, a quarter of them for all of the failures.
+    None if most are too large for one, or multiples of the results explain them far better.  It takes so many seconds
+    at most, a quarter of them for all of the failures.
     """
     until = time.thread_time() + seconds
     slight = [t for t in trials if t.worst.slight]
@@ -110,7 +122,9 @@ def along(trials: Sequence[Trial], seconds: float) -> Along | None:
     slope = {h: float(np.median([x for _, x in rows])) for h, rows in fits.items()}
     fit = [h for h in mean if mean[h] >= LEAST and SLOPE[0] <= slope[h] <= SLOPE[1]]
     named = max(fit, key=lambda h: round(mean[h], 2), default=None)  # of equals the simplest, which comes first
-    return None if named is None else Along(named, mean[named], len(some))
+    if named is None or 1 - float(np.mean([errors.multiple() for errors in some])) < PLAINER * (1 - mean[named]):
+        return None
+    return Along(named, mean[named], len(some))
 
 
 @cache
