@@ -227,8 +227,9 @@ class _Watch:
 
 
 def _way(verdict: Verdict) -> tuple[bool, str | None]:
-    """How a case failed: whether a convention that was not declared would explain it, and its kind."""
-    return any(note.startswith("undeclared") for note in verdict.notes), kind_of(verdict)
+    """How a case failed: whether a convention or another contract would explain it, and its kind."""
+    known = ("undeclared", "within the bound of another")
+    return any(note.startswith(known) for note in verdict.notes), kind_of(verdict)
 
 
 def _smallest(candidate: Worker | Local, failed: Sequence[Verdict], spec: str) -> str:

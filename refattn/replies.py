@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import pickle
-from multiprocessing.connection import Connection
 from typing import Any, get_args
 
 import numpy as np
@@ -41,9 +40,8 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def received(pipe: Connection[Any, Any]) -> Any:
-    """The next message of a candidate's process; raises `Forged`, and EOFError or OSError as `recv` does."""
-    data = pipe.recv_bytes()
+def received(data: bytes) -> Any:
+    """A message of a candidate's process, out of its bytes; raises `Forged`."""
     try:
         reply = _Unpickler(io.BytesIO(data)).load()
     except Forged:

@@ -28,6 +28,7 @@ from .calling import FRAMES_TO_CUT, Answer, Description, Plan, call, candidate_t
 from .case import Case
 from .implementation import load
 from .inputs import Problem
+from .pipes import Stalled, TooLong, receive, send
 from .replies import Forged, received
 from .resident import lacking, resident
 
@@ -37,8 +38,14 @@ LOAD_SECONDS = 300.0
 """how long a candidate may take to be imported"""
 GRACE_SECONDS = 0.5
 """what the pipe and the dump of the stack may take beyond the deadline"""
+TRANSFER_SECONDS = 10.0
+"""what an answer that was begun, or a problem that is handed over, may take"""
 POLL_SECONDS = 0.05
 """how often the memory of a candidate is looked at"""
+
+
+_ENOUGH = 1 << 30
+"""bytes of a message beside eight times the numbers of its case, each of eight"""
 
 
 class CannotLoad(Exception):
@@ -73,6 +80,7 @@ class Worker:
         self._pipe: Connection[Any, Any] | None = None
         self._busy = False
         self._deadline = 0.0
+        self._most = _ENOUGH
         self._lost: Answer | None = None
         handle, self._log = tempfile.mkstemp(prefix="refattn-", suffix=".log")
         os.close(handle)
@@ -97,6 +105,9 @@ class Worker:
 
     def start(self, problem: Problem) -> None:
         self._send(problem)
+        case = problem.case
+        numbers = case.B * (case.H * case.Lq + case.Hkv * case.Lk) * (case.D + case.Dv + 2) + case.scores
+        self._most = _ENOUGH + 64 * numbers
         self._deadline = time.monotonic() + self.timeout
 
     def result(self) -> Answer:
@@ -151,8 +162,12 @@ class Worker:
                 if self._process is None:
                     self._spawn()
                 if self._pipe is not None:
-                    self._pipe.send(message)
+                    send(self._pipe, message, time.monotonic() + max(self.timeout, TRANSFER_SECONDS))
                     self._busy = True
+                return
+            except Stalled:
+                self._stop()
+                self._lost = Answer("timeout", text="did not take what it was sent", seconds=self.timeout)
                 return
             except CannotLoad as error:
                 self._lost = Answer("error", text=f"{error}\n(it was loaded again after a crash or a missed deadline)")
@@ -184,7 +199,13 @@ class Worker:
             ended = process.exitcode is not None
             try:
                 if pipe.poll(0):
-                    return received(pipe)
+                    return received(receive(pipe, max(end, time.monotonic() + TRANSFER_SECONDS), self._most))
+            except Stalled:
+                self._stop()
+                return Answer("timeout", text="began an answer and did not end it", seconds=self.timeout)
+            except TooLong as error:
+                self._stop()
+                return Answer("crash", text=f"sent {error}")
             except Forged as error:
                 self._stop()
                 return Answer("crash", text=str(error))

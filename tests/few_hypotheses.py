@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from refattn.diagnose import bits, suspects
+from refattn.diagnose import bits, search
 from refattn.diagnose.hypothesis import hypotheses
 
 
@@ -15,7 +15,7 @@ def few_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ask_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """For some tests of a file."""
-    few = [(0.0, h) for h in hypotheses() if h.name == "causal_ignored"]
+    few = tuple(h for h in hypotheses() if h.name == "causal_ignored")
     assert few
-    monkeypatch.setattr(suspects, "by_plausibility", lambda *seen: list(few))
+    monkeypatch.setattr(search, "by_plausibility", lambda *seen: [(0.0, few)])
     monkeypatch.setattr(bits, "_losses", tuple)

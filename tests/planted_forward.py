@@ -151,8 +151,8 @@ class HiddenInOutput(Engine):
 
     def update(self, m, l, o, s, seen, b, i0, i1, j0, j1):
         new = np.maximum(m, s.max(-1, initial=-np.inf))
-        alpha, bare = self.rescale(m, new), self.scaled(self.qk(self.rows_of_q[:, :, i0:i1], self.kv("k", b, j0, j1)), b)
-        p = self.weights(bare, new)
+        bare = self.scaled(self.qk(self.rows_of_q[:, :, i0:i1], self.kv("k", b, j0, j1)), b)
+        alpha, p = self.rescale(m, new), self.weights(bare, new)
         return (new, l * alpha + self.weights(s, new).sum(-1),
                 o * alpha[..., None] + self.pv(p, self.kv("v", b, j0, j1), np.ones_like(seen)))  # fmt: skip
 
@@ -198,3 +198,39 @@ class LoopByNumber(Engine):
     def key_range(self, mask, b, i0, i1):
         lo, hi = super().key_range(mask, b, i0, i1)
         return (0, max(hi - lo, 0)) if isinstance(mask, (Causal, Window)) else (lo, hi)
+
+
+class WidestMaximum(Engine):
+    """The maximum is that of all rows of a block."""
+
+    def update(self, m, l, o, s, seen, b, i0, i1, j0, j1):
+        new = np.maximum(m, s.max((-1, -2), initial=-np.inf)[..., None])
+        alpha, p = self.rescale(m, new), self.weights(s, new)
+        return new, l * alpha + p.sum(-1), o * alpha[..., None] + self.pv(p, self.kv("v", b, j0, j1), seen)
+
+
+class SplitsOfWholeTiles(Engine):
+    """A split of the decode path begins at a tile of 8: keys before its own count in both."""
+
+    def partial(self, b, q, lq, j0, j1):
+        return super().partial(b, q, lq, j0 - j0 % 8, j1)
+
+
+class SecondOfPair(Engine):
+    """The second of a pair is made of the first as it is turned."""
+
+    def rope(self, x, pos, sign=1):
+        if self.case.rotary is None:
+            return x
+        y = super().rope(x, pos, sign)
+        first, second = self.pairs(self.case.rotary.dim, x.shape[-1], self.case.rotary.interleaved)
+        cos, sin = (self.given[n][pos].astype(self.acc) for n in ("cos", "sin"))
+        y[..., second] = x[..., second] * cos + y[..., first] * sin * sign
+        return y
+
+
+class ScaleOfToken(Engine):
+    """The scale of a token's codes is that of its place in the tile."""
+
+    def block_scales(self, name, b, j0, j1):
+        return super().block_scales(name, b, 0, j1 - j0)

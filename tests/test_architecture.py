@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "refattn"
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("dropout", "dtypes", "montecarlo", "nearest", "resident", "rotary", "score_mods", "sources",
+    ("dropout", "dtypes", "montecarlo", "nearest", "pipes", "resident", "rotary", "score_mods", "sources",
      "visibility"),  # fmt: skip
     ("alibi", "drawn", "layouts", "oracle", "online", "patterns", "quantise", "storage"),
     ("masks", "precision"),

@@ -12,7 +12,7 @@ from refattn.case import Case
 from refattn.cases import CASES
 from refattn.conform import examine, run
 from refattn.diagnose.hypothesis import hypotheses
-from refattn.diagnose.match import Trial
+from refattn.diagnose.trial import Trial
 from tests.backward_kernel import planted, supports
 from tests.patient import first_named, patient  # noqa: F401
 
@@ -112,6 +112,10 @@ FOUND: dict[str, Row] = {
         "of tiles of 32 keys that no query sees are those of the tile before"),
     "dbias stored": (lambda c: _biased(c) and c.bias_shape[2] == 1, DBIAS,
                      DBIAS[1:].replace("full.sum(axes", "full[:, :, i1 - 1 : i1].sum(axes"), "dbias: stored, not"),
+    "bias of the first rows": (
+        lambda c: c.bias is not None and c.bias_shape[2] > 16, "scores(b, h, slice(i0, i1), slice(j0, j1))",
+        "scores(b, h, slice(i0, i1), slice(j0, j1))\n                t = t if bias is None else "
+        "t - bias[b, h, i0:i1, j0:j1] + bias[b, h, : i1 - i0, j0:j1]", "the bias is read at the place in a tile of 16"),
     "dbias elsewhere": (_biased, "b % case.bias_shape[0], h %", "h % case.bias_shape[0], b %", "entry h and head b"),
     "dout in TF32": (lambda c: c.dtype == "float32", "dp = dout[b, h, i0:i1] @", f"dp = {_cut('dout[b, h, i0:i1]')} @",
                      "In the backward dout in dp = dout vᵀ is cut to the ten bits of TF32"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -15,8 +14,9 @@ from refattn.cases import CASES
 from refattn.diagnose import Suspects
 from refattn.diagnose.deduced import deduced
 from refattn.diagnose.dense import Inputs
-from refattn.diagnose.match import Trial
+from refattn.diagnose.effort import Effort
 from refattn.diagnose.model import Model
+from refattn.diagnose.trial import Trial
 from refattn.inputs import Problem, make
 from refattn.judge import Verdict, judge
 from refattn.precision import Conventions, preset
@@ -72,7 +72,7 @@ PLANTED: dict[str, Change] = {
 def test_a_planted_rule_is_found(words: str) -> None:
     verdicts = [verdict(c, seeing(PLANTED[words])) for c in SMALL]
     trials = [Trial(v) for v in verdicts if v.status == "failed"]
-    rules = deduced(trials, time.thread_time() + 20)
+    rules = deduced(trials, Effort(), 20)
     assert words in [h.what for h in rules if sum(t.match(h).nearly for t in trials) >= 0.8 * len(trials)]
 
 
@@ -94,13 +94,13 @@ class reversed_heads(Model):
 @pytest.mark.parametrize("wrong", [hot, noisy, reversed_heads])
 def test_of_other_bugs_nothing_is_deduced(wrong: type[Model]) -> None:
     trials = [Trial(v) for c in SMALL[::2] if (v := verdict(c, wrong)).status == "failed"]
-    rules = deduced(trials, time.thread_time() + 20)
+    rules = deduced(trials, Effort(), 20)
     assert not any(2 * sum(t.match(h).nearly for t in trials) >= len(trials) for h in rules)
 
 
 def test_a_run_says_it_as_likely_and_never_as_exact() -> None:
     suspects = Suspects(seconds=20.0)
-    suspects.searched.update(c.id for c in SMALL)  # as if no hypothesis explained it
+    suspects.search.searched.update(c.id for c in SMALL)  # as if no hypothesis explained it
     for case in SMALL:
         suspects.watch(verdict(case, seeing(lambda c, v, j, i, n: v & ~((j < 12) & (i % 2 == 1)))))
     n = suspects.failing

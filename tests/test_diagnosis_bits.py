@@ -14,7 +14,7 @@ import pytest
 from refattn.case import Case
 from refattn.diagnose.bits import Along, along
 from refattn.diagnose.kinds.roundings import cut
-from refattn.diagnose.match import Trial
+from refattn.diagnose.trial import Trial
 from refattn.inputs import make
 from refattn.judge import Verdict, judge
 from refattn.precision import Conventions, preset

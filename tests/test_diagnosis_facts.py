@@ -16,8 +16,8 @@ from refattn.cases import CASES
 from refattn.diagnose import Suspects
 from refattn.diagnose.conditions import common
 from refattn.diagnose.facts import facts
-from refattn.diagnose.match import Trial
 from refattn.diagnose.merging import merged
+from refattn.diagnose.trial import Trial
 from refattn.inputs import Problem, make
 from refattn.judge import Verdict, judge
 from refattn.masks import Causal
@@ -263,7 +263,7 @@ def test_what_failing_cases_have_in_common() -> None:
 
 def test_a_run_says_them_where_nothing_is_found() -> None:
     suspects = Suspects(seconds=1.0)
-    suspects.searched.update(c.id for c in FORWARD)  # hypotheses are no matter here
+    suspects.search.searched.update(c.id for c in FORWARD)  # hypotheses are no matter here
 
     def noise(case: Case, y: Answer) -> Answer:
         return y | {"lse": y["lse"] - np.random.default_rng(case.Lk).uniform(0.1, 0.9, y["lse"].shape)}

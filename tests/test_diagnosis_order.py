@@ -26,7 +26,8 @@ SMALL = [c for c in CASES if c.B * c.H * c.Lq * c.Lk < 2**11]
 def test_what_shows_in_the_failing_cases_alone_is_asked_first() -> None:
     failed = [c for c in SMALL if isinstance(c.mask, Window)]
     passed = [c for c in SMALL if c.mask is None or isinstance(c.mask, Causal)]
-    asked = by_plausibility(failed, passed, forward=True, slight=False)
+    rows = by_plausibility(failed, passed, forward=True, slight=False)
+    asked = [(against, h) for against, row in rows for h in row]
     places = [at for at, (_, h) in enumerate(asked) if h.name.startswith("window[")]
     assert len(asked) == len({h for _, h in asked})
     assert places and min(places) < len(asked) / 50
@@ -35,7 +36,7 @@ def test_what_shows_in_the_failing_cases_alone_is_asked_first() -> None:
 
 def test_a_loss_of_bits_is_asked_first_where_errors_are_slight() -> None:
     asked = [by_plausibility(SMALL[:6], SMALL[6:20], forward=True, slight=slight) for slight in (True, False)]
-    first = [next(at for at, (_, h) in enumerate(rows) if h.rounding) for rows in asked]
+    first = [next(at for at, (_, row) in enumerate(rows) if row[0].rounding) for rows in asked]
     assert first[0] == 0 < first[1]
 
 

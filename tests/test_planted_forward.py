@@ -36,12 +36,14 @@ FOUND: dict[type[Engine], tuple[Callable[[Case], bool], str]] = {
     planted.KeptInEachTile: (lambda c: bool(c.dropout) and c.Lk > 32, "multiplied by dropout's 1 / (1 - p)"),
     planted.FullByRightEdge: (_window, "if no key of it is past the right edge"),
     planted.EndsAtHidden: (
-        lambda c: "Documents" in repr(c.mask) and c.Lk > 32 and c.Lq > 16, "ends at the first of which they see nothing"),
+        lambda c: "Documents" in repr(c.mask) and c.Lk > 32 and c.Lq > 16, "at the first of which they see nothing"),
     planted.BiasAtTheEnd: (lambda c: c.bias is not None and len(set(c.lengths[1])) > 1, "read at the end of the array"),
     planted.UnusedSplits: (
-        lambda c: c.Lq <= 8 and c.mask is None and len(set(c.lengths[1])) > 1 and c.sinks is None, "the unused have lse 0"),
+        lambda c: c.Lq <= 8 and c.mask is None and len(set(c.lengths[1])) > 1 and c.sinks is None,
+        "the unused have lse 0"),
     planted.SplitsOfFirst: (
-        lambda c: c.Lq <= 8 and c.mask is None and c.lengths[1][:1] < (c.Lk,), "as many keys as those of the first entry take"),
+        lambda c: c.Lq <= 8 and c.mask is None and c.lengths[1][:1] < (c.Lk,),
+        "as many keys as those of the first entry take"),
     planted.HiddenInOutput: (
         lambda c: c.mask is not None and c.family == "normal" and c.bias is c.softcap is c.dropout is None,
         "hidden keys count in the output alone"),
@@ -52,6 +54,12 @@ FOUND: dict[type[Engine], tuple[Callable[[Case], bool], str]] = {
         lambda c: c.Lq > 8 and c.Lk > 64 and c.mask is None, "only where the maximum of the first of them grew"),
     planted.LoopOfFirstMask: (lambda c: "|" in repr(c.mask), "the first of two masks of which either is enough"),
     planted.FirstPosition: (lambda c: c.rotary is not None and c.Lq > 1, "that of the first new token for all"),
+    planted.WidestMaximum: (
+        lambda c: c.Lq > 8 and c.family == "large_logits" and c.sinks is c.dropout is None, "that of all of 16 rows"),
+    planted.SplitsOfWholeTiles: (lambda c: c.Lq <= 8 and c.Lk > 32 and c.mask is None, "count in both splits"),
+    planted.SecondOfPair: (lambda c: c.rotary is not None, "made of the first as it is turned"),
+    planted.ScaleOfToken: (
+        lambda c: c.quant is not None and c.quant.kind == "q8_0" and c.Lk > 32, "its place in a tile of 32"),
     planted.LoopByNumber: (_window, "end at the number of keys that they see"),
 }  # fmt: skip
 

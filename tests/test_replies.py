@@ -15,16 +15,8 @@ from refattn.precision import preset
 from refattn.replies import Forged, received
 
 
-class Pipe:
-    def __init__(self, message: Any, protocol: int = pickle.DEFAULT_PROTOCOL) -> None:
-        self.data = message if isinstance(message, bytes) else pickle.dumps(message, protocol)
-
-    def recv_bytes(self) -> bytes:
-        return self.data
-
-
 def reply(message: Any, protocol: int = pickle.DEFAULT_PROTOCOL) -> Any:
-    return received(Pipe(message, protocol))  # type: ignore[arg-type]
+    return received(message if isinstance(message, bytes) else pickle.dumps(message, protocol))
 
 
 @pytest.mark.parametrize("protocol", range(3, pickle.HIGHEST_PROTOCOL + 1))

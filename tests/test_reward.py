@@ -37,12 +37,14 @@ def test_an_honest_kernel_is_worth_1() -> None:
 
 
 @pytest.mark.parametrize("name", cheats.CHEATS)
-def test_a_cheat_is_worth_nothing(name: str) -> None:
+def test_a_cheat_is_worth_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "forks" and not hasattr(os, "fork"):
         pytest.skip("this system has no fork")
     # each problem of these needs a new process
-    ends = name in ("sleeps", "forks", "exits_early", "sends_a_spell", "sends_a_plan")
-    found = worth(name, timeout=0.5 if name in ("sleeps", "forks") else 20.0, few=ends)
+    waits = name in ("sleeps", "forks", "begins_a_message")
+    ends = waits or name in ("exits_early", "sends_a_spell", "sends_a_plan")
+    monkeypatch.setattr("refattn.worker.TRANSFER_SECONDS", 1.0)
+    found = worth(name, timeout=0.5 if waits else 20.0, few=ends)
     assert found.score == 0, [v.reasons for v in found.verdicts]
 
 

@@ -26,9 +26,9 @@ from ..case import Case
 from ..judge import Verdict
 from .diagnosis import Diagnosis
 from .evidence import can_be_evaluated
-from .match import Trial
 from .merging import merged as merged_diagnoses
 from .suspects import Suspects
+from .trial import Trial
 
 __all__ = ["Diagnosis", "Suspects", "diagnose", "merged_diagnoses"]
 

@@ -18,10 +18,9 @@ import numpy as np
 
 from ..dtypes import round_to
 from .distances import largest_of_row
-from .evidence import scores
 from .hypothesis import Hypothesis, hypotheses
-from .match import Trial
 from .order import richness, spread
+from .trial import Trial
 
 __all__ = ["Along", "along"]
 
@@ -69,8 +68,8 @@ class Errors:
         """The share of the squared error that is none beside a multiple of what is right, one for each output."""
         explained = 0.0
         for name, (radius, judged, errors) in self.found.items():
-            x = (self.trial.expected[name].value / np.where(radius > 0, radius, 1))[judged]
-            explained += (errors @ x) ** 2 / max(x @ x, TINY)
+            x = self.trial.expected[name].value[judged] / radius[judged]
+            explained += float(errors @ x) ** 2 / max(float(x @ x), TINY)
         return float(explained / self.size)
 
     @staticmethod
@@ -95,7 +94,8 @@ class Errors:
                 return 0.0, 1.0
             with np.errstate(all="ignore"):
                 x = self._units(round_to(answer[name], e.dtype).astype(np.float64), e.value, radius, judged)
-            left, own, both = left + ((errors - x) ** 2).sum(), own + x @ x, both + errors @ x
+            left += float(((errors - x) ** 2).sum())
+            own, both = own + float(x @ x), both + float(errors @ x)
         return max(-1.0, 1 - left / self.size), both / own if own else 0.0
 
 
@@ -111,7 +111,7 @@ def along(trials: Sequence[Trial], seconds: float) -> Along | None:
         return None
     some = [e for e in map(Errors, spread(slight, ALL)) if e.size]
     shares: dict[Hypothesis, float] = {}
-    first = sorted(some, key=lambda e: scores(e.trial.case))[:FIRST]
+    first = sorted(some, key=lambda e: e.trial.case.scores)[:FIRST]
     for h in _losses():
         if time.thread_time() > until - seconds / 4:
             break
@@ -121,7 +121,7 @@ def along(trials: Sequence[Trial], seconds: float) -> Along | None:
     mean = {h: float(np.mean([share for share, _ in rows])) for h, rows in fits.items()}
     slope = {h: float(np.median([x for _, x in rows])) for h, rows in fits.items()}
     fit = [h for h in mean if mean[h] >= LEAST and SLOPE[0] <= slope[h] <= SLOPE[1]]
-    named = max(fit, key=lambda h: round(mean[h], 2), default=None)  # of equals the simplest, which comes first
+    named = max(fit, key=lambda h: float(round(mean[h], 2)), default=None)  # of equals the simplest, which is first
     if named is None or 1 - float(np.mean([errors.multiple() for errors in some])) < PLAINER * (1 - mean[named]):
         return None
     return Along(named, mean[named], len(some))

@@ -10,8 +10,9 @@ from ..case import Case
 from .conditions import Condition, condition
 from .diagnosis import Diagnosis
 from .hypothesis import Hypothesis, hypotheses
-from .match import HALF, Trial
+from .match import HALF
 from .order import richness
+from .trial import Trial
 
 __all__ = ["closest", "conclude"]
 
@@ -90,13 +91,13 @@ def _explains_all(h: Hypothesis, trials: Sequence[Trial]) -> bool:
     return len(found) == len(trials) and sum(not m.explains for m in found) <= len(trials) / 10
 
 
-def closest(near: Iterable[Hypothesis], asked: Sequence[Trial], failing: int) -> Diagnosis:
-    """The one that explains most of the squared error, if that is enough to name it."""
+def closest(near: Iterable[Hypothesis], asked: Sequence[Trial], failing: int, left: int) -> Diagnosis:
+    """The one that explains most of the squared error, if that is enough to name it; `left` were not asked."""
     best = max((h for h in near if not h.vague), key=lambda h: _share(h, asked), default=None)
     share = 0.0 if best is None else _share(best, asked)
     if best is None or share < CLOSE:
-        return Diagnosis(failing=failing)
-    return Diagnosis(closest=best, share=share, looked=len(asked), failing=failing)
+        return Diagnosis(failing=failing, left=left)
+    return Diagnosis(closest=best, share=share, looked=len(asked), failing=failing, left=left)
 
 
 def _share(h: Hypothesis, trials: Sequence[Trial]) -> float:

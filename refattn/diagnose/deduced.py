@@ -10,7 +10,6 @@ hypothesis, and has to explain the answers as any other.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -19,26 +18,28 @@ from typing import Any
 import numpy as np
 
 from ..case import NAMES, Case
-from ..localise.key_changes import rows_of
-from ..localise.participation import times_of_keys
 from .dense import Array, Inputs
 from .edges import EDGES, Edge, Shape, shape_of
-from .evidence import scores
+from .effort import Effort
 from .hypothesis import Hypothesis
-from .match import Trial
+from .known import ROWED, Known, Look, look_at, seen_shape
 from .model import Model
-from .regions import REGIONS, Region
+from .regions import Region
+from .trial import Trial
 
 __all__ = ["deduced"]
 
-CASES, MOST = 12, 2**13
+CASES, MOST = 9, 2**13
 """so many failing cases are looked at, of no more scores"""
-FAR = 1 << 30
-RANGES = (1, 4, 8, 16, 32, 64, 128)
-ROWED = tuple(r for r in REGIONS if r.rows is not None)
+RANGES, MOST_ENDS = (1, 4, 8, 16, 32, 64, 128), 16
+"""keys in a run of a fixed size; edges that may begin one, and that may end one"""
 KEPT, BOTH = 6, 2
 """rules that become hypotheses, and of each way in which keys count otherwise, where there are several"""
 DOES = {"left out": "are left out", "counted twice": "count twice", "seen": "are seen"}
+LOOK, ROW, EDGE = 0.05, 5e-4, 1e-4
+"""seconds to look at a case and at each row of it, and to try a form with an edge"""
+COST = 0.5
+"""cases that a rule has to hold in more, if it is further from plain"""
 SURE = 2
 """Cases that a rule holds in, or rows of one with edges of its own."""
 
@@ -54,7 +55,7 @@ class Rule:
 
     def pairs(self, inputs: Inputs) -> Array:
         """(B, H, Lq, Lk)."""
-        shape = _shape(inputs)
+        shape = seen_shape(inputs)
         at = self.inside(shape) & (shape.visible if self.how != "seen" else ~shape.visible)
         at = at & (np.arange(inputs.case.Lk) < shape.keys[..., None])
         if self.region is not None and self.region.rows is not None:
@@ -65,154 +66,89 @@ class Rule:
         return f"{self.words} {DOES[self.how]}" + ("" if self.region is None else f", in {self.region.words}")
 
 
-def deduced(trials: Sequence[Trial], until: float) -> list[Hypothesis]:
+def deduced(trials: Sequence[Trial], effort: Effort, until: float) -> list[Hypothesis]:
     """The simplest rules that hold in most of the failures; none if out tells nothing."""
-    small = [t for t in sorted(trials, key=lambda t: scores(t.case)) if "out" in t.failing and scores(t.case) < MOST]
-    looks = []
-    for trial in small[:: -(-len(small) // CASES)] if small else ():
-        if time.thread_time() > until:
+    small = [t for t in sorted(trials, key=lambda t: t.case.scores) if "out" in t.failing and t.case.scores < MOST]
+    looks: list[Look] = []
+    for tried, trial in enumerate(small[:: -(-len(small) // CASES)] if small else ()):
+        if effort.seconds > until or (tried >= CASES / 3 and not looks):
             break
-        look = _look(trial)
-        if look is not None:
-            looks.append(look)
-    found = [rules for how in DOES if (rules := _rules(how, looks, until))]
+        look = look_at(trial)
+        effort.work += LOOK + ROW * trial.case.B * trial.case.H * trial.case.Lq
+        looks += [] if look is None else [look]
+    found = [rules for how in DOES if (rules := _rules(how, looks, effort, until))]
     some = [rules[: KEPT if len(found) == 1 else BOTH] for rules in found]
     return [_hypothesis(rules) for rules in product(*some)] if some else []
 
 
-# ---- what is known of a case
-
-
-@dataclass
-class Look:
-    """A failing case: its mask, and how often each key counts, NaN where that is not known."""
-
-    inputs: Inputs
-    shape: Shape
-    times: Array
-
-    def of(self, how: str) -> tuple[Array, Array]:
-        """Pairs that are so, and pairs that may be and are not."""
-        if how == "seen":
-            there = ~self.shape.visible & (np.arange(self.times.shape[3]) < self.shape.keys[..., None])
-            return there & (self.times >= 1), there & (self.times == 0)
-        as_told = self.times == (0 if how == "left out" else 2)
-        return self.shape.visible & as_told, self.shape.visible & ~as_told & ~np.isnan(self.times)
-
-
-def _shape(inputs: Inputs) -> Shape:
-    if "shape" not in inputs.made:
-        visible = inputs.visible
-        if "bias" in inputs.arrays:
-            visible = visible & ~np.isneginf(inputs.arrays["bias"])
-        inputs.made["shape"] = Shape(inputs.case, visible)
-    found: Shape = inputs.made["shape"]
-    return found
-
-
-def _look(trial: Trial) -> Look | None:
-    """None if not one row that is wrong is explained."""
-    case, inputs = trial.case, trial.inputs
-    if not (case.H and case.Hkv and case.Dv and case.Lk) or trial.excused:
-        return None
-    expected, got, seen = trial.expected["out"], trial.got["out"], inputs.visible
-    right = trial.right["out"].all(-1) & (trial.right["lse"] if "lse" in trial.right else True)
-    times = np.full(seen.shape, np.nan)
-    for b, h in product(range(case.B), range(case.H)):
-        rows = np.flatnonzero(np.isfinite(got[b, h]).all(-1) & (np.arange(case.Lq) < case.lengths[0][b]))
-        if not rows.size:
-            continue
-        sums = None
-        if "lse" in trial.got:
-            with np.errstate(all="ignore"):
-                sums = np.exp(trial.got["lse"][b, h, rows] - trial.expected["lse"].value[b, h, rows])
-        at = rows_of(inputs.problem, trial.contract, b, h, rows, got, expected, seen)
-        times[b, h, rows] = times_of_keys(at, sums, right[b, h, rows])
-    wrong = ~right & ~np.isnan(times).all(-1)
-    return Look(inputs, _shape(inputs), times) if wrong.any() else None
-
-
-# ---- rules
-
-
-@dataclass
-class Known:
-    """Of a case, what bounds an edge in each row: the first and the last pair that is so, and that is not."""
-
-    look: Look
-    hit: Array
-    miss: Array
-
-    def __post_init__(self) -> None:
-        n = self.hit.shape[3]
-        self.some = self.hit.any(-1)
-        self.first_hit = np.where(self.some, self.hit.argmax(-1), FAR)
-        self.after_hit = np.where(self.some, n - self.hit[..., ::-1].argmax(-1), 0)
-        any_miss = self.miss.any(-1)
-        self.first_miss = np.where(any_miss, self.miss.argmax(-1), FAR)
-        self.after_miss = np.where(any_miss, n - self.miss[..., ::-1].argmax(-1), 0)
-        self.misses = np.concatenate([np.zeros((*self.some.shape, 1), int), self.miss.cumsum(-1)], -1)
-
-    def between(self, low: Array, high: Array) -> Array:
-        """How many known not to be so lie from `low` to before `high`."""
-        n = self.hit.shape[3]
-        a, b = (np.take_along_axis(self.misses, np.clip(x, 0, n)[..., None], -1)[..., 0] for x in (low, high))
-        return np.asarray(b - a)
-
-    def regions(self) -> Array:
-        """(regions, rows): of all regions the rows that are in them."""
-        shape = self.some.shape
-        if "rows of regions" not in self.look.inputs.made:
-            rows = [np.broadcast_to(r.rows(self.look.inputs), shape).ravel() for r in ROWED if r.rows is not None]
-            self.look.inputs.made["rows of regions"] = np.array(rows, np.float32)
-        return np.asarray(self.look.inputs.made["rows of regions"])
-
-
-Form = tuple[str, Callable[[Known, Array], Array], Callable[[Array, Array], Array]]
-"""words, whether an edge (B, H, Lq) fits a row, and the keys j that it says (j, edge)"""
+Form = tuple[str, Callable[..., Array], Callable[..., Array]]
+"""words, whether edges (B, H, Lq) fit a row of what is known, and the keys j that it says (j, edges)"""
 
 FORMS: tuple[Form, ...] = (
     ("keys from {} on", lambda k, e: (k.after_miss <= e) & (e <= k.first_hit), lambda j, e: j >= e),
     ("keys before {}", lambda k, e: (k.after_hit <= e) & (e <= k.first_miss), lambda j, e: j < e),
-    *((f"{n} key{'s' * (n > 1)} from {{}} on",
-       lambda k, e, n=n: (e <= k.first_hit) & (k.after_hit <= e + n) & (k.between(e, e + n) == 0),
+    *((f"{n} key{'s' * (n > 1)} from {{}} on", lambda k, e, n=n: k.within(e, e + n),
        lambda j, e, n=n: (j >= e) & (j < e + n)) for n in RANGES),
 )  # fmt: skip
+BETWEEN: Form = ("keys from {} on, and before {}", lambda k, a, b: k.within(a, b), lambda j, a, b: (j >= a) & (j < b))
+
+
+def _ends(known: Sequence[Known]) -> list[tuple[Edge, Edge]]:
+    """Pairs of edges, the first of which may begin and the second end what is so, in most cases."""
+    some = [k for k in known if k.some.any()]
+
+    def likely(fits: Callable[[Known, Array], Array]) -> list[Edge]:
+        counts = {edge: sum(not (k.some & ~fits(k, edge.of(k.look.shape))).any() for k in some) for edge in EDGES}
+        best = sorted((edge for edge, n in counts.items() if n > 0.7 * len(some)), key=lambda e: (-counts[e], e.cost))
+        return best[:MOST_ENDS]
+
+    begins = likely(lambda k, e: (e <= k.first_hit) & (k.between(e, k.first_hit) == 0))
+    ends = likely(lambda k, e: (e >= k.after_hit) & (k.between(k.after_hit, e) == 0))
+    return [(a, b) for a in begins for b in ends if a is not b]
+
+
 SIDES: dict[str, Callable[[Shape], Array]] = {
     "behind what the row sees": lambda x: np.arange(x.visible.shape[3]) >= x.stop[..., None],
     "ahead of what the row sees": lambda x: np.arange(x.visible.shape[3]) < x.first[..., None],
 }
 
 
-def _rules(how: str, looks: Sequence[Look], until: float) -> list[Rule]:
+def _rules(how: str, looks: Sequence[Look], effort: Effort, until: float) -> list[Rule]:
     """Those that hold in most cases, the simplest first; none if nothing is so, or no rule holds in enough of them."""
     sides: dict[str, Callable[[Shape], Array]] = {"": lambda x: np.ones((), bool)} | (SIDES if how == "seen" else {})
-    found: list[tuple[int, int, int, Rule]] = []
+    found: list[tuple[float, int, int, Rule]] = []
     telling = 0
     for words, side in sides.items():
         known = []
         for look in looks:
             hit, miss = look.of(how)
             at = side(look.shape)
-            if hit.any() and not (hit & ~at).any():
+            some = hit.any(-1)
+            if how == "left out" and 2 * (some & miss.any(-1)).sum() < some.sum():
+                continue  # where nothing is left of most rows, that is no matter of which keys
+            if some.any() and not (hit & ~at).any():
                 known.append(Known(look, hit, miss & at))
         telling = max(telling, len(known))
         if not known or (len(known) < SURE and len(looks) >= 2 * SURE):
             continue
-        for place, edge in enumerate(EDGES):
-            if place % 16 == 0 and time.thread_time() > until:
+        forms: list[tuple[int, Form, tuple[Edge, ...]]] = [
+            (edge.cost + 2 * (at > 1), form, (edge,)) for edge in EDGES for at, form in enumerate(FORMS)
+        ]
+        forms += [(2 + a.cost + b.cost, BETWEEN, (a, b)) for a, b in _ends(known)]
+        said: set[tuple[Any, Region | None, int]] = set()
+        for place, (cost, form, edges) in enumerate(forms):
+            effort.work += EDGE
+            if effort.seconds > until:
                 break
-            said: set[tuple[Region | None, int]] = set()
-            for form_at, form in enumerate(FORMS):
-                for region, n in _held(form, edge, known):
-                    if (region, n) not in said:  # or a simpler form says as much
-                        said.add((region, n))
-                        made = Rule(how, _words(how, words, form, edge), _pairs(side, form, edge), region)
-                        found.append((-n, 2 * (region is not None) + (form_at > 1) + edge.cost, place, made))
+            for region, n in _held(form, edges, known):
+                if (edges, region, n) not in said:  # or a simpler form says as much
+                    said.add((edges, region, n))
+                    made = Rule(how, _words(how, words, form, edges), _pairs(side, form, edges), region)
+                    found.append((COST * (2 * (region is not None) + cost) - n, place, n, made))
     if not found:
         return []
-    best = sorted(found, key=lambda x: x[:3])
-    return _distinct([rule for n, _, _, rule in best if -n >= max(telling / 2, 1)], looks)
+    best = sorted(found, key=lambda x: x[:2])
+    return _distinct([rule for _, _, n, rule in best if n >= max(telling / 2, 1)], looks)
 
 
 def _distinct(rules: Sequence[Rule], looks: Sequence[Look]) -> list[Rule]:
@@ -223,20 +159,20 @@ def _distinct(rules: Sequence[Rule], looks: Sequence[Look]) -> list[Rule]:
     return list(found.values())[:KEPT]
 
 
-def _words(how: str, side: str, form: Form, edge: Edge) -> str:
-    text = form[0].format(edge.words)
+def _words(how: str, side: str, form: Form, edges: Sequence[Edge]) -> str:
+    text = form[0].format(*(edge.words for edge in edges))
     return f"Hidden {text}{f', {side},' if side else ''}" if how == "seen" else f"{text[0].upper()}{text[1:]}"
 
 
-def _pairs(side: Callable[[Shape], Array], form: Form, edge: Edge) -> Callable[[Shape], Array]:
-    return lambda shape: form[2](np.arange(shape.visible.shape[3]), edge.of(shape)[..., None]) & side(shape)
+def _pairs(side: Callable[[Shape], Array], form: Form, edges: Sequence[Edge]) -> Callable[[Shape], Array]:
+    return lambda x: form[2](np.arange(x.visible.shape[3]), *(e.of(x)[..., None] for e in edges)) & side(x)
 
 
-def _held(form: Form, edge: Edge, known: Sequence[Known]) -> Iterator[tuple[Region | None, int]]:
+def _held(form: Form, edges: Sequence[Edge], known: Sequence[Known]) -> Iterator[tuple[Region | None, int]]:
     """The region in which the rule holds, None for all rows, and in how many cases it does."""
     everywhere, held = 0, np.zeros(len(ROWED), int)
     for left, k in zip(range(len(known) - 1, -1, -1), known, strict=True):
-        fits = form[1](k, np.maximum(edge.of(k.look.shape), 0))
+        fits = form[1](k, *(np.maximum(edge.of(k.look.shape), 0) for edge in edges))
         if not (k.some & ~fits).any():
             everywhere += bool(fits.all())
             rows = k.regions()
@@ -269,7 +205,7 @@ def _hypothesis(rules: Sequence[Rule]) -> Hypothesis:
 
     def separates(case: Case) -> bool:
         shape = shape_of(case)
-        return any(bool(rule.inside(shape).any()) for rule in rules)
+        return case.scores > 0 and any(bool(rule.inside(shape).any()) for rule in rules)
 
     def solve(inputs: Inputs, contract: Any, want: frozenset[str]) -> Any:
         return deduced_rule(inputs, contract).solve(want)

@@ -32,6 +32,8 @@ class Diagnosis:
     """how many of the failing cases were asked; the others are of another kind, too large, or too many"""
     against: int = 0
     """how many cases that passed speak against the likeliest"""
+    left: int = 0
+    """how many hypotheses were not asked of some case for want of time, nor of any other"""
     where: Condition | None = None
     """what all that fail have, and none of those that speak against it"""
 
@@ -63,13 +65,13 @@ class Diagnosis:
                 where = "" if self.where is None else f"; it may be in {self.where} alone"
                 lines.append(f"but {self.against} cases that passed speak against it{where}")
             return lines
+        left = f"; {self.left:,} hypotheses were not asked, for want of time" if self.left else ""
         if self.closest is not None:
-            return [
-                f"{'the errors go along with this bug' if self.along else 'closest bug'}: {self.closest}",
-                f"it explains {math.floor(100 * self.share)}% of the squared error"
-                f" of {self.looked} of {self.failing} failing cases",
-            ]
-        return ["no bug of the catalogue explains it"]
+            share = f"{math.floor(100 * self.share)}% of the squared error"
+            some = f"{self.looked} of {self.failing} failing cases"
+            like = "the errors go along with this bug" if self.along else "closest bug"
+            return [f"{like}: {self.closest}", f"it explains {share} of {some}{left}"]
+        return [f"no bug of the catalogue explains it{left}"]
 
     def _unseen(self) -> str:
         left = self.failing - self.looked

@@ -8,24 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from ..case import NAMES, Case
+from ..case import NAMES
 from ..judge import Verdict
 
-__all__ = ["SCORES", "bare", "can_be_evaluated", "named", "scores", "short"]
+__all__ = ["SCORES", "bare", "can_be_evaluated", "named", "short"]
 
 Array = np.ndarray[Any, Any]
 SCORES = 2**18
 """a case with more scores than this is not evaluated again"""
 
 
-def scores(case: Case) -> int:
-    return case.scores
-
-
 def can_be_evaluated(verdict: Verdict) -> bool:
     e = verdict.evidence
     wrong = any(not o.passed for o in verdict.outputs)  # not only of a wrong dtype or shape
-    return e is not None and wrong and verdict.contract is not None and scores(verdict.case) <= SCORES
+    return e is not None and wrong and verdict.contract is not None and verdict.case.scores <= SCORES
 
 
 def named(verdict: Verdict) -> list[str]:

@@ -22,9 +22,8 @@ from ..localise.keyscan import keys_that_are_off
 from ..localise.manner import manner
 from .conditions import common, condition
 from .dense import Inputs
-from .evidence import scores
-from .match import Trial
 from .regions import REGIONS, Region
+from .trial import Trial
 
 __all__ = ["facts"]
 
@@ -77,7 +76,7 @@ class Look:
 def facts(trials: Sequence[Trial], passed: Sequence[Case], failing: int, seconds: float) -> list[str]:
     """At most five lines on the failures that were kept, of `failing` in all; `seconds` of processor time are taken."""
     until, looks = time.thread_time() + seconds, list[Look]()
-    for trial in sorted(trials, key=lambda t: scores(t.case)):
+    for trial in sorted(trials, key=lambda t: t.case.scores):
         evidence = trial.verdict.evidence
         if evidence is None or (looks and time.thread_time() > until):
             break

@@ -11,18 +11,23 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ..case import GRADIENTS, Case
 from .hypothesis import Hypothesis, hypotheses
 
 __all__ = ["by_plausibility", "richness", "spread"]
 
 T = TypeVar("T")
+Row = tuple[Hypothesis, ...]
 NEIGHBOURS = 16
 """At most so many of a kind are placed by one of them,"""
 FEW = 64
 """if there are more than so many, or they differ in the size of tiles or splits alone."""
 RICHNESS = 0.03
 """What speaks against a kind for each bit that it has to fit by."""
+PLACED = (0, 1, 2)
+"""the one in the middle of a row, its first, and its last"""
 FAILED, PASSED = 6, 16
 """so many cases are looked at"""
 DECODED = 16
@@ -31,19 +36,20 @@ DECODED = 16
 
 def by_plausibility(
     failed: Sequence[Case], passed: Sequence[Case], forward: bool, slight: bool
-) -> list[tuple[float, Hypothesis]]:
-    """All hypotheses with what speaks against each: 2 if it shows in no case that failed, 1 if in all that passed.
+) -> list[tuple[float, Row]]:
+    """All hypotheses, neighbours together, with what speaks against these: 2 if they show in no case that failed, 1 if
+    they do in all that passed.
 
     Those of gradients alone come before others where the `forward` is right, and losses of bits where errors are
     `slight`, and there alone.
     """
     alike = _alike(failed, passed)
-    placed, of_rows = [], _against(tuple(spread(failed, FAILED)), tuple(spread(alike, PASSED)))
+    placed, of_rows = [], _against(spread(failed, FAILED), spread(alike, PASSED))
     for row, against in zip(_rows(), of_rows, strict=True):
         bits = 0 if not row[0].rounding else -1 if slight else 1
         against += RICHNESS * richness(row[0])
         placed.append((against + bits + (not forward and not row[0].shows <= frozenset(GRADIENTS)), row))
-    return [(against, h) for against, row in sorted(placed, key=lambda x: x[0]) for h in row]
+    return sorted(placed, key=lambda x: x[0])
 
 
 def _alike(failed: Sequence[Case], passed: Sequence[Case]) -> Sequence[Case]:
@@ -53,21 +59,31 @@ def _alike(failed: Sequence[Case], passed: Sequence[Case]) -> Sequence[Case]:
     return few if few and most <= DECODED else passed
 
 
-@lru_cache(maxsize=4)
-def _against(failed: tuple[Case, ...], passed: tuple[Case, ...]) -> list[float]:
+def _against(failed: Sequence[Case], passed: Sequence[Case]) -> list[float]:
     """What speaks against each row, or that of its first, its last and the one in the middle that shows most."""
+    shown = np.array([sum(_shows(case, which) for case in failed) / len(failed) for which in PLACED])
+    middle = sum((_shows(case, 0) for case in passed), np.zeros(shown.shape[1]))
     found = []
-    for row in _rows():
-        shown, h = 0.0, row[len(row) // 2]
-        for x in (h, row[0], row[-1])[: 3 if len(row) > 2 else 1]:
-            if shown < 1 and (n := sum(map(x.separates, failed)) / len(failed)) > shown:
-                shown, h = n, x
-        found.append(2 * (1 - shown) + sum(map(h.separates, passed)) / max(len(passed), 1) if shown else 3.0)
+    for at, (row, which) in enumerate(zip(_rows(), shown.argmax(0).tolist(), strict=True)):
+        speaks = middle[at] if which == 0 else sum(map(_one(row, which).separates, passed))
+        most = float(shown[which, at])
+        found.append(2 * (1 - most) + float(speaks) / max(len(passed), 1) if most else 3.0)
     return found
 
 
+def _one(row: Row, which: int) -> Hypothesis:
+    """One of `PLACED`."""
+    return row[(len(row) // 2, 0, -1)[which]]
+
+
+@lru_cache(maxsize=512)
+def _shows(case: Case, which: int) -> np.ndarray[Any, Any]:
+    """Of each row, whether one of it may show in a case."""
+    return np.array([_one(row, which).separates(case) for row in _rows()], float)
+
+
 @cache
-def _rows() -> tuple[tuple[Hypothesis, ...], ...]:
+def _rows() -> tuple[Row, ...]:
     """Neighbours that differ in sizes alone, or of a kind that has many."""
     kinds = _kinds()
     rows: dict[Any, list[Hypothesis]] = {}

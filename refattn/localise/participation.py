@@ -6,7 +6,8 @@ With e_j, r_j, v_j of `refattn.key_changes`, a key that counts a_j times gives o
 
 linear in a: one equation a column, and one for lse.  They are solved by least squares, in units of what each number may
 be off by; what comes so close to a whole number that noise cannot explain the rest is fixed, and the others are solved
-again.  Where there are more keys than equations those of a tile are taken to count alike.
+again.  Where there are more keys than equations one run of them is taken to be off, wherever it begins and ends; or
+those of a tile are taken to count alike.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ MOST = 2
 NEAR, NOISE = 0.25, 0.1
 """A key is known if it is so near to a whole number, and noise moves it by less."""
 ROUNDS = 4
+MOST_ROWS = 4
+"""rows of a head that have more keys than equations: so many are solved"""
 FITS = 3.0
 """What is left of each equation, in units of its noise, may be so large."""
 TELLING = 4.0
@@ -40,7 +43,10 @@ def times_of_keys(rows: Rows, sums: Array | None, right: Array) -> Array:
     sums (rows,) is exp(lse - lse of the truth) of the answer, or None; right (rows,) says which rows are.
     """
     found = np.full(rows.e.shape, np.nan)
-    for i in range(len(rows.rows)):
+    few = rows.e.shape[1] > rows.out.shape[1]  # which takes longer
+    wrong = np.flatnonzero(~right)
+    chosen = set(wrong[:: -(-wrong.size // MOST_ROWS)] if few and wrong.size else wrong)
+    for i in (i for i in range(len(rows.rows)) if right[i] or i in chosen):
         row = rows.at([i])
         total = float(sums[i]) if sums is not None and np.isfinite(sums[i]) else None
         found[i] = _of_right(row) if right[i] else _of_wrong(row, total)
@@ -60,15 +66,46 @@ def _of_right(row: Rows) -> Array:
 def _of_wrong(row: Rows, total: float | None) -> Array:
     """What the equations say; of keys that the row sees first, then of all that exist."""
     keys, visible = np.arange(row.e.shape[1]), row.visible[0]
-    unknown = np.full(row.e.shape[1], np.nan)
     if not row.got[0].any() and (total is None or total < 1e-6) and visible.any():
         return np.where(visible, 0.0, np.nan)
+    found: Array | None
     for those in (visible, keys < row.end):
-        for labels in _groupings(keys, those, row.got.shape[1]):
-            times = _solved(row, total, labels)
-            if times is not None:
-                return times
-    return unknown
+        found = _of_a_run(row, total) if np.count_nonzero(those) >= row.got.shape[1] else None
+        for labels in _groupings(keys, those, row.got.shape[1]) if found is None else ():
+            found = _solved(row, total, labels) if found is None else found
+        if found is not None:
+            return found
+    return np.full(row.e.shape[1], np.nan)
+
+
+def _noise(row: Rows) -> Array:
+    """(Dv,): what each number of a row may be off by."""
+    return np.maximum(row.half[0], row.slack[0, 0] * np.maximum(row.size[0], np.abs(row.got[0])))
+
+
+def _of_a_run(row: Rows, total: float | None) -> Array | None:
+    """Where one run of keys counts otherwise: what all runs agree in that explain the row."""
+    n, keys, visible = row.got.shape[1], np.arange(row.e.shape[1]), row.visible[0]
+    weighted, noise = row.weighted()[:, : 1 + n], FITS / 2 * _noise(row)
+    least, most = np.full(keys.size, np.inf), np.full(keys.size, -np.inf)
+    a, b = np.triu_indices(keys.size + 1, 1)
+    for how, those in ((0.0, visible), (2.0, visible), (1.0, ~visible & (keys < row.end))):
+        sign = -1.0 if how == 0 else 1.0
+        sums = np.concatenate([np.zeros((1, 1 + n)), np.where(those[:, None], weighted, 0.0).cumsum(0)])
+        whole = 1 + sign * (sums[b, 0] - sums[a, 0])
+        fits = whole > 1e-9
+        if total is not None:
+            fits &= np.abs(whole - total) <= max(8 * float(row.slack[0, 0]), 1e-6) * max(total, 1e-3)
+        for d in range(n):
+            at = np.flatnonzero(fits)
+            if not at.size:
+                break
+            made = (row.out[0, d] + sign * (sums[b[at], 1 + d] - sums[a[at], 1 + d])) / whole[at]
+            fits[at] = np.abs(made - row.got[0, d]) <= noise[d] * np.maximum(1.0, 1 / whole[at])
+        for i in np.flatnonzero(fits).tolist():
+            times = np.where(those & (keys >= a[i]) & (keys < b[i]), how, visible)
+            least, most = np.minimum(least, times), np.maximum(most, times)
+    return np.where(least == most, least, np.nan) if np.isfinite(least).any() else None
 
 
 def _groupings(keys: Array, those: Array, equations: int) -> Iterator[Array]:
@@ -90,8 +127,9 @@ def _solved(row: Rows, total: float | None, labels: Array) -> Array | None:
     np.add.at(weighted, labels[labels >= 0], row.weighted()[labels >= 0, : 1 + n])
     e, moved = weighted[:, 0], weighted[:, 1:] - weighted[:, :1] * got
     size = 1.0 if total is None else total
-    noise = np.maximum(row.half[0], row.slack[0, 0] * np.maximum(row.size[0], np.abs(got))) * max(size, 1e-3)
-    equations, wanted = moved.T / noise[:, None], sink * got / noise
+    noise = _noise(row) * max(size, 1e-3)
+    with np.errstate(all="ignore"):
+        equations, wanted = moved.T / noise[:, None], sink * got / noise
     if total is not None:
         off = max(4 * float(row.slack[0, 0]) * size, 1e-6 * size)
         equations, wanted = np.vstack([equations, e / off]), np.append(wanted, (size - sink) / off)

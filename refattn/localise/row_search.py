@@ -6,7 +6,7 @@ With e_j, r_j of `refattn.key_changes`, m_j = 1 for visible and 0 for hidden key
 
 which is 0 but for the keys that are off.  `single` tries every key, every tile and every end of what the row sees
 alone; `several` looks for two or three keys or tiles at once, by orthogonal matching pursuit (Pati, Rezaiifar and
-Krishnaprasad 1993); `solved` solves for all keys by least squares, where there are no more of them than columns of v.
+Krishnaprasad 1993); `solved` solves for all keys by least squares (`refattn.localise.participation`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from .index_sets import TILES
 from .key_changes import Change, Kind, Rows
+from .participation import times_of_keys
 
 __all__ = ["Changes", "several", "single", "solved"]
 
@@ -159,24 +160,12 @@ def _joined(changes: Iterable[Change]) -> Changes:
 
 
 def solved(row: Rows) -> Iterator[Changes]:
-    """All keys that are off, by least squares, where there are no more keys than columns of v."""
-    n, e, visible = row.out.shape[1], row.e[0], row.visible[0]
-    rv = row.weighted()[:, 1 : 1 + n]
-    usable = np.flatnonzero((e > 1e-6 * e.max()) & rv.any(1))
-    if not 0 < usable.size <= n:
-        return
-    ratio, _, rank, _ = np.linalg.lstsq(rv[usable].T, row.got[0], rcond=None)
-    if rank < usable.size or not (ratio > 0).any():
-        return
-    for whole in (1.0, 1 / float(np.median(ratio[ratio > 0.3 * ratio.max()]))):
-        counts = np.rint(ratio * whole)
-        if not (np.abs(ratio * whole - counts) < 0.3).all() or counts.min() < 0 or counts.max() > 2:
-            continue
-        times = visible.astype(np.float64)
-        times[usable] = counts
-        if row.given_by(times[None])[0]:
-            yield _runs(times, visible)
-            return
+    """All keys that are off, by least squares."""
+    visible = row.visible[0]
+    found = times_of_keys(row, None, np.zeros(1, bool))[0]
+    times = np.where(np.isnan(found), visible, found)
+    if not np.isnan(found).all() and row.given_by(times[None])[0]:
+        yield _runs(times, visible)
 
 
 def _runs(times: Array, visible: Array) -> Changes:

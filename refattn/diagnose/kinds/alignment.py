@@ -83,6 +83,27 @@ class mask_ignored(Leaves):
         return Window(None, None, "top_left")
 
 
+ENTRIES: dict[str, Callable[[Array, Array], Array]] = {
+    "as many queries as keys": np.equal, "one query": lambda q, k: q == 1, "more queries than keys": np.greater,
+    "fewer queries than keys": np.less,
+}
+
+
+@kind(
+    lambda case, how: case.mask is not None and bool(how.where(*map(np.array, case.lengths)).any()), where=ENTRIES,
+    same=("where", lambda case, how: how.where(*map(np.array, case.lengths)).tobytes()),
+)  # fmt: skip
+class mask_ignored_in(Model):
+    """No mask is applied in entries of {where}."""
+
+    where: Callable[[Array, Array], Array]
+
+    def visible(self) -> Array:
+        real = np.asarray(dataclasses.replace(self.case.visibility, mask=None).tile())
+        at = type(self).where(*map(np.array, self.case.lengths))[:, None, None, None]
+        return np.where(at, real, super().visible())
+
+
 @kind(lambda case, how: _has(case, how.of), of=_names(*KINDS_OF_MASK))
 class mask_hides_all(Leaves):
     """The mask {of} hides everything."""

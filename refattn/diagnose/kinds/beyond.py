@@ -59,6 +59,8 @@ TAKEN: dict[str, Taken] = {
     "the last one of the cache, and not to the new ones": lambda c, n: _in_cache(c, n, c.Lq),
     "the last new one but one": lambda c, n: _in_cache(c, n, 1),
     "one past its end": lambda c, n: n + (n > 0),
+    "its length modulo 128, as a signed byte holds it": lambda c, n: n % 128,
+    "its length modulo 256, as a byte holds it": lambda c, n: n % 256,
 } | {
     f"the end of its last tile of {s}": (lambda c, n, s=s: _up(n, s) if isinstance(c.storage, Packed) else n)
     for s in (16, 32, 64, 128)

@@ -32,7 +32,7 @@ def _may(case: Case, how: Any) -> bool:
     if case.want.isdisjoint(how.left) or (how.left.get("lse") == -np.inf and case.sinks is None):
         return False
     if how.where is None:
-        return 0 in case.lengths[1]
+        return any(k == 0 < q for q, k in zip(*case.lengths, strict=True))
     return case.mask is not None and _may_be_empty(case)
 
 

@@ -10,6 +10,7 @@ from ...case import Case
 from ...oracle import scale_of
 from ..hypothesis import always, kind
 from ..model import LOG2E, Array, Model, safe
+from .bounds import ROWS, SAME, Bounds
 from .loops import SIZES, State, Tiled
 
 __all__: list[str] = []
@@ -170,6 +171,17 @@ class maximum_shared(Underflow):
     def attend(self, t: Array) -> State:
         m = t.max(-1, initial=-np.inf)
         m = np.broadcast_to(m.max(self.of, keepdims=True, initial=-np.inf), m.shape)
+        p = exp_of(t - safe(m)[..., None], self.given)
+        return m, p.sum(-1), self.weighed(p)
+
+
+@kind(lambda case, how: case.Lq * (case.group if how.rows[1] else 1) > 1, same=SAME,
+      rows={words: rows for words, rows in ROWS.items() if rows[0] > 1}, nan=NAN)  # fmt: skip
+class maximum_of_rows(Bounds, Underflow):
+    """The maximum is that of all of {rows} rows: exp underflows in those far below{nan}."""
+
+    def attend(self, t: Array) -> State:
+        m = self.of_tile(t.max(-1, initial=-np.inf), lambda x: x.max(-1))
         p = exp_of(t - safe(m)[..., None], self.given)
         return m, p.sum(-1), self.weighed(p)
 

@@ -121,7 +121,8 @@ class sink_joins(Model):
 
 FORGOTTEN: dict[str, tuple[Callable[[Case], bool], Callable[[Any], Array]]] = {
     "in entries without keys": (
-        lambda c: 0 in c.lengths[1], lambda x: np.array(x.given.lengths[1])[:, None, None] == 0),
+        lambda c: any(k == 0 < q for q, k in zip(*c.lengths, strict=True)),
+        lambda x: np.array(x.given.lengths[1])[:, None, None] == 0),
     "in entries of one query": (
         lambda c: 1 in c.lengths[0], lambda x: np.array(x.given.lengths[0])[:, None, None] == 1),
     "in rows that see all keys": (

@@ -94,6 +94,28 @@ class length_by_place_in_split(Local):
         return np.asarray(wide.visibility.tile()) & there
 
 
+EVEN = {words: cut for words, cut in CUTS.items() if words.startswith("Lk / ") and words.endswith(
+    ("rounded up", "at least 8", "at least 16", "at least 64", "the rest with the last"))}  # fmt: skip
+
+
+@kind(
+    chunks, same=SAME, cut=EVEN, tile=(8, 16, 32, 64),
+    end={"begins at a tile": True, "ends with a tile": False},
+)  # fmt: skip
+class split_of_whole_tiles(Local):
+    """Each split of {cut} {end} of {tile}, and keys of that tile count in both splits that share it."""
+
+    tile, end = 16, True
+
+    def hide(self, t: Array) -> Array:
+        times = np.zeros((len(self.ends()), t.shape[-1]))
+        for own, of in zip(times, self.ends(), strict=True):
+            for a, b in zip(of, of[1:], strict=False):
+                first, last = (a // self.tile * self.tile, b) if self.end else (a, -(-b // self.tile) * self.tile)
+                own[first:last] += 1
+        return super().hide(t + np.log(np.maximum(times, 1))[:, None, None])
+
+
 @kind(lambda case, how: case.sinks is not None and chunks(case, how), same=SAME, cut=CUTS)
 class sink_per_split(Local):
     """The sink joins the denominator once in each split, or tile, of {cut}."""

@@ -62,7 +62,7 @@ def _left(case: Case, how: Any) -> bool:
     least={"": 1, ", at least 8": 8, ", at least 16": 16, ", at least 32": 32, ", at least 64": 64},
 )  # fmt: skip
 class keys_past_splits(Model):
-    """Splits have {of} // {splits}{least} keys, or are so many, rounded down: keys past the last are left out."""
+    """There are {splits} splits of {of} // {splits}{least} keys, or so many of {splits}: keys past the last are left out."""
 
     of, splits, least = "all", 2, 1
 
