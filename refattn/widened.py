@@ -35,7 +35,8 @@ def widened(narrow: Mapping[str, Expected], wide: Mapping[str, Expected], rows: 
     """Narrow intervals with the wide ones of these rows in their place: together they decide."""
     merged = {}
     for name, e in narrow.items():
-        arrays = {f.name: np.array(x) for f in fields(e) if isinstance(x := getattr(e, f.name), np.ndarray)}
+        held = {f.name: getattr(e, f.name) for f in fields(e)}
+        arrays: dict[str, Any] = {field: x.copy() for field, x in held.items() if isinstance(x, np.ndarray)}
         for field, x in arrays.items():
             x[:, :, rows] = getattr(wide[name], field)
         merged[name] = replace(e, **arrays, narrow=False)

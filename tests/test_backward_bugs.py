@@ -68,7 +68,7 @@ FOUND: dict[str, Row] = {
     "lse in 16 bits": (lambda c: c.dtype in ("float16", "bfloat16"), LSE, LSE + ".astype(x['q'].dtype).astype(acc)",
                        "lse by which the backward computes the weights is rounded to the 16 bits of the inputs"),
     "lse in float32": (lambda c: c.dtype == "float64", LSE, LSE + ".astype(np.float32).astype(acc)",
-                       "The lse by which the backward computes the weights, the weight of the sink too"),
+                       "The lse by which the backward computes the weights"),
     "lse padded": (_any, LSE, LSE + "\n    lse = np.pad(lse, ((0, 0), (0, 0), (0, -case.Lq % 16))).ravel()[:lse.size]"
                    ".reshape(lse.shape)", "reads lse as if rows of a head, padded to a multiple of 16"),
     "lse with two maxima": (_any, LSE, "lse = np.where(lse == -np.inf, 0, 2 * lse - np.log(sums))",

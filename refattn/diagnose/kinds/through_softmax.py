@@ -190,7 +190,6 @@ class dv(Model):
         "1 - tanh": lambda s, c: 1 - np.tanh(s / c),
         "1 + tanh²": lambda s, c: 1 + np.tanh(s / c) ** 2,
         "1 - (softcap tanh)²: of the capped score": lambda s, c: 1 - (c * np.tanh(s / c)) ** 2,
-        "1 - tanh² of the capped score": lambda s, c: 1 - np.tanh(np.tanh(s / c)) ** 2,
         "divided by softcap": lambda s, c: (1 - np.tanh(s / c) ** 2) / c,
         "multiplied by softcap": lambda s, c: (1 - np.tanh(s / c) ** 2) * c,
         "squared": lambda s, c: (1 - np.tanh(s / c) ** 2) ** 2,
@@ -211,7 +210,8 @@ class softcap_slope(Model):
     lambda case: case.softcap is not None and not case.want.isdisjoint(("dq", "dk", "dscale", "dsoftcap")),
     "dq dk dscale dsoftcap",
     of={
-        "q·k, before the scale": lambda x: x.qk, "scores with the scale twice": lambda x: x.s * x.factor(),
+        "the capped score": lambda x: x.before, "q·k, before the scale": lambda x: x.qk,
+        "scores with the scale twice": lambda x: x.s * x.factor(),
         "the logits, with the bias": lambda x: np.where(x.seen, x.t, 0),
         "the capped logits, with the bias": lambda x: np.where(x.seen, x.t, 0) / x.case.softcap,
     },
