@@ -26,6 +26,8 @@ __all__ = ["SEARCHES", "Search"]
 
 ASKED, SEARCHES = 16, 3
 """Candidates are asked of so many failures, and all hypotheses of so many."""
+FIRST = 64
+"""The most plausible rows are asked of each failure, others of one after the other."""
 NOTICED = 5e-3
 """seconds to ask whether a case that passed speaks against one"""
 FEW, MOST = 5, 0.8
@@ -109,7 +111,7 @@ class Search:
         failed = [t.case for t in self.trials] or [trial.case]
         every = by_plausibility(failed, self.passed, bool(trial.failing & FORWARD), trial.worst.slight)
         before, found, last = frozenset(self.asked), list[Hypothesis](), math.inf
-        for again, (against, row) in product((False, True), every):
+        for again, (place, (against, row)) in product((False, True), enumerate(every)):
             if against > last and not again:
                 break
             if self.effort.seconds > until:
@@ -118,7 +120,7 @@ class Search:
             if not any(h.separates(trial.case) for h in (row[0], row[len(row) // 2], row[-1])):
                 self.effort.asked()
                 continue
-            for h in (h for h in row if (h in before) is again):
+            for h in (h for h in row if (h in before and place >= FIRST) is again):
                 some = self._explaining(trial, h, simpler=last < math.inf)
                 if some[:1] == [h] and not h.vague and trial.match(h).explains and self._usual(h):
                     last = min(last, against + margin)

@@ -59,16 +59,6 @@ class last_tile_rounded_down(Bounds):
         return seen & (np.arange(seen.shape[-1]) < last[..., None])
 
 
-@kind(_both, same=SAME, rows=SOME, keys=KEYS)
-class first_tile_by_last_row(Bounds):
-    """A tile of {rows} queries begins at the key tile of {keys} that its last row sees first, not its first row."""
-
-    def visible(self) -> Array:
-        seen = super().visible()
-        first = self.down(self.of_tile(self.ends(self.reach())[0], lambda x: x[..., -1]))
-        return seen & (np.arange(seen.shape[-1]) >= first[..., None])
-
-
 @kind(_bounded, same=SAME, rows=ROWS, keys=KEYS)
 class first_tile_rounded_up(Bounds):
     """The first key tile of {keys} that {rows} queries go over is rounded up: the first, partial one is lost."""
@@ -76,6 +66,16 @@ class first_tile_rounded_up(Bounds):
     def visible(self) -> Array:
         seen = super().visible()
         first = self.up(self.of_tile(self.ends(self.reach())[0], lambda x: x.min(-1)))
+        return seen & (np.arange(seen.shape[-1]) >= first[..., None])
+
+
+@kind(_both, same=SAME, rows=SOME, keys=KEYS)
+class first_tile_by_last_row(Bounds):
+    """A tile of {rows} queries begins at the key tile of {keys} that its last row sees first, not its first row."""
+
+    def visible(self) -> Array:
+        seen = super().visible()
+        first = self.down(self.of_tile(self.ends(self.reach())[0], lambda x: x[..., -1]))
         return seen & (np.arange(seen.shape[-1]) >= first[..., None])
 
 

@@ -62,7 +62,7 @@ def _left(case: Case, how: Any) -> bool:
     least={"": 1, ", at least 8": 8, ", at least 16": 16, ", at least 32": 32, ", at least 64": 64},
 )  # fmt: skip
 class keys_past_splits(Model):
-    """It has {splits} splits of {of} // {splits}{least} keys, or so many of {splits}: those past the last are lost."""
+    """Keys have {splits} splits of {of} // {splits}{least} keys, or so many of {splits}: those past them are lost."""
 
     of, splits, least = "all", 2, 1
 
