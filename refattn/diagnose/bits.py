@@ -35,7 +35,7 @@ SLOPE = 0.6, 1.6
 PLAINER = 0.5
 """None is named if multiples of the results leave less than this part of what it leaves."""
 TINY = 1e-300
-LARGEST = 1e3
+LARGEST = 1e15
 """More radii than this an error counts for no more."""
 
 

@@ -25,6 +25,9 @@ NAMED = 5
 TELLING = 8
 """What holds in some outputs alone has explained two cases, or so many wrong elements of one."""
 
+SEVERAL = 3
+"""What holds in a region or in some outputs alone is exact if it explains so many cases."""
+
 
 def conclude(
     counts: Mapping[Hypothesis, int], against: Mapping[Hypothesis, list[Case]],
@@ -51,6 +54,7 @@ def conclude(
     sound = [h for h in against if h.whole is None or counts[h] > 1 or _telling(h, sample)]
     ranked = sorted(sound, key=lambda h: (-worth[h], *simple[h]))
     exact = [h for h in ranked if counts[h] == n and not (h.members or h.vague or h.fitted or against[h])]
+    exact = [h for h in exact if not h.narrow or n >= SEVERAL]
     exact.sort(key=lambda h: (h.rounding, *simple[h]))
     every = (*trials, *excused)
     exact = list(islice((h for h in exact if _explains_all(h, every)), NAMED))
