@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from refattn.calling import Local
-from refattn.case import Case
+from refattn.case import BiasSpec, Case
 from refattn.cases import CASES
 from refattn.conform import examine, run
 from refattn.diagnose.hypothesis import hypotheses
@@ -19,7 +19,14 @@ from tests.patient import first_named, patient  # noqa: F401
 MOST = 5
 """so many cases of a kind are run"""
 USUAL = [c for c in CASES if c.B * c.H * c.Lq * c.Lk < 2**12 and c.backward and supports(c) is None]
-NAMED = ("lse in float32", "output of delta", "delta in tiles", "dlse scaled", "dscale of the last", "unseen keys")
+OWN = [
+    Case("few-keys", "More tiles of queries than of keys.", B=2, H=2, Lq=37, Lk=11, want=frozenset({"dq", "dk", "dv"})),
+    Case("bias-of-keys", "A bias that all queries share, and several tiles of these.", B=2, H=2, Lq=37, Lk=11,
+         bias=BiasSpec("HK"), want=frozenset({"dq", "dk", "dv", "dbias"})),
+]  # fmt: skip
+"""of a kind that is not among the usual ones"""
+NAMED = ("lse in float32", "output of delta", "delta in tiles", "dlse scaled", "dscale of the last", "unseen keys",
+         "grid of dq", "dbias stored by rows")
 """of these it is shown that nothing else is named before them"""
 
 
@@ -117,6 +124,15 @@ FOUND: dict[str, Row] = {
         "scores(b, h, slice(i0, i1), slice(j0, j1))\n                t = t if bias is None else "
         "t - bias[b, h, i0:i1, j0:j1] + bias[b, h, : i1 - i0, j0:j1]", "the bias is read at the place in a tile of 16"),
     "dbias elsewhere": (_biased, "b % case.bias_shape[0], h %", "h % case.bias_shape[0], b %", "entry h and head b"),
+    "dbias stored by rows": (
+        lambda c: c.id == "bias-of-keys", DBIAS, DBIAS + " * (i1 == lq)", "by each tile of 16 rows of all heads and entries that the bias"),
+    "grid of dq": (lambda c: c.id == "few-keys", DQ, DQ + " * (i0 < lk)",
+                   "dq has as many tiles of 16 queries as there are of keys"),
+    "grid of dk and dv": (lambda c: c.Lk > 32 >= c.Lq, STORES, f"if j0 < lq:\n                {STORES}",
+                          "dk and dv has as many tiles of 32 keys as there are of queries"),
+    "keep of another tile": (
+        _dropped, "keep[b, h, i0:i1, j0:j1]", "keep[b, h, np.arange(2 * i0, i0 + i1) % case.Lq, j0:j1]",
+        "16 queries is taken for one of 32, by its number: what is past the end"),
     "dout in TF32": (lambda c: c.dtype == "float32", "dp = dout[b, h, i0:i1] @", f"dp = {_cut('dout[b, h, i0:i1]')} @",
                      "In the backward dout in dp = dout vᵀ is cut to the ten bits of TF32"),
 }  # fmt: skip
@@ -124,7 +140,7 @@ FOUND: dict[str, Row] = {
 
 def _kernel(name: str) -> tuple[Any, list[Case]]:
     chosen, old, new, _ = FOUND[name]
-    return planted(name, (old, new)), [c for c in USUAL if chosen(c)]
+    return planted(name, (old, new)), [c for c in USUAL if chosen(c)] or [c for c in OWN if chosen(c)]
 
 
 def test_the_kernel_is_right() -> None:

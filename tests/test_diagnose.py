@@ -60,6 +60,7 @@ def test_no_bug_is_named_for_what_is_none() -> None:
     found = diagnose(verdicts)
     assert found.names == ()
     assert "your output is" not in " ".join(found.lines())
+    assert found.common and set(found.common) < set(found.lines())
 
 
 def test_a_passed_case_contradicts() -> None:

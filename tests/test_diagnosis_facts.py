@@ -280,3 +280,17 @@ def test_what_several_processes_say() -> None:
     both = [one | {"facts": ["a", "b in 2 of 3 cases", "c"]}, one | {"facts": ["c", "b in 2 of 3 cases", "a"]}]
     assert merged(both) == ["no bug of the catalogue explains it", "a", "c"]
     assert merged([one, both[0]]) == ["no bug of the catalogue explains it"]
+
+
+@pytest.mark.parametrize("most", [9, 100])
+def test_a_convention_that_cases_that_passed_do_not_have_is_none(most: int) -> None:
+    def lost(case: Case, y: Answer) -> Answer:
+        empty = np.isneginf(y["lse"]) & (case.Lq < most)
+        return {"out": np.where(empty[..., None], np.nan, y["out"]), "lse": np.where(empty, np.nan, y["lse"])}
+
+    suspects = Suspects(seconds=20.0)
+    for case in EMPTY:
+        suspects.watch(verdict(case, lost))
+    first = suspects.lines()[0]
+    assert ("undeclared convention: empty_rows='nan'" if most == 100 else "look like this bug: ") in first
+    assert most == 100 or "undeclared" not in first

@@ -23,11 +23,13 @@ to case.  Where none explains all, it is deduced from the answers which keys cou
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ..case import Case
 from ..judge import Verdict
 from .diagnosis import Diagnosis
 from .evidence import can_be_evaluated
+from .facts import facts
 from .merging import merged as merged_diagnoses
 from .suspects import Suspects
 from .trial import Trial
@@ -49,4 +51,7 @@ def diagnose(
     suspects.failing = len(failures) if failing is None else failing
     if not suspects.trials:
         return Diagnosis(failing=suspects.failing)
-    return suspects.diagnosis()
+    found = suspects.diagnosis()
+    if found.first is not None:
+        return found
+    return replace(found, common=tuple(facts(suspects.trials, suspects.passed, suspects.failing, seconds / 4)))

@@ -37,6 +37,9 @@ class Diagnosis:
     where: Condition | None = None
     """what all that fail have, and none of those that speak against it"""
 
+    common: tuple[str, ...] = ()
+    """what the failures have in common, where nothing is named"""
+
     @property
     def names(self) -> tuple[str, ...]:
         """Of those that explain all."""
@@ -70,8 +73,8 @@ class Diagnosis:
             share = f"{math.floor(100 * self.share)}% of the squared error"
             some = f"{self.looked} of {self.failing} failing cases"
             like = "the errors go along with this bug" if self.along else "closest bug"
-            return [f"{like}: {self.closest}", f"it explains {share} of {some}{left}"]
-        return [f"no bug of the catalogue explains it{left}"]
+            return [f"{like}: {self.closest}", f"it explains {share} of {some}{left}", *self.common]
+        return [f"no bug of the catalogue explains it{left}", *self.common]
 
     def _unseen(self) -> str:
         left = self.failing - self.looked

@@ -20,6 +20,7 @@ from ..memory import take_answer
 from ..mutants import MUTANTS, Mutant
 from ..precision import Precision
 from .model import BEFORE, Inputs, Model
+from .own_tiles import in_loops, loops
 
 __all__ = ["KINDS", "Hypothesis", "always", "hypotheses", "kind"]
 
@@ -47,7 +48,7 @@ class Hypothesis:
     same: Callable[[Case], Any] | None = None
     """what of its parameters matters to a case: hypotheses of one class that agree in it answer alike"""
     part: str = ""
-    """"forward", "lse" or "backward" if it is wrong in that alone"""
+    """"forward", "lse" or "backward" if it is wrong in that alone, "loops" if loops have other tiles"""
     family: Any = None
     """what it has in common with those that differ from it in the size of tiles or splits alone, if any do"""
     members: tuple[Hypothesis, ...] = ()
@@ -137,6 +138,11 @@ def _parts(whole: Hypothesis, made: type[Model]) -> Iterator[Hypothesis]:
                 same=None if whole.same is None else partial(_same_part, part, whole.same),
                 family=family,
             )  # fmt: skip
+    for where, backward in loops(made) if any(getattr(made, n) is not getattr(Model, n) for n in BACKWARD) else ():
+        yield replace(
+            whole, name=f"{whole.name}, {where}", what=f"{whole.what.rstrip('.')}, {where}", same=None, family=None,
+            solve=partial(in_loops, made, backward), part="loops", shows=whole.shows | frozenset(GRADIENTS),
+        )  # fmt: skip
 
 
 def _same_part(part: str, same: Callable[[Case], Any], case: Case) -> Any:

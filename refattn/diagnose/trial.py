@@ -76,7 +76,9 @@ class Trial(Returned):
 
     def elsewhere(self, h: Hypothesis) -> Iterator[Hypothesis]:
         """Those that are wrong in a part of the kernel alone, where that may explain what the whole does not."""
-        if not self.failing & FORWARD:
+        if not FORWARD & set(self.got):  # what was made of the forward is not seen
+            yield from h.elsewhere
+        elif not self.failing & FORWARD:
             yield from (part for part in h.elsewhere if part.part == "backward")
         elif self.match(h).forward:
             yield from (part for part in h.elsewhere if part.part != "backward")

@@ -74,6 +74,7 @@ Turn = Callable[[Array, Array, Array, Array, Array, Case], Array]
 """(b, h, i, j, own numbers of queries, case) -> when the part is come to that a pair is in"""
 
 
+SIZES = (4, 8, 16, 32, 64, 128)
 STORES: dict[str, Turn] = {
     "pair of query and key": lambda b, h, i, j, n, c: ((b * c.H + h) * c.Lq + i) * c.Lk + j,
     "pair of query and key, rows packed query by query": lambda b, h, i, j, n, c: (
@@ -85,26 +86,40 @@ STORES: dict[str, Turn] = {
     "head, of all entries": lambda b, h, i, j, n, c: h,
     "key": lambda b, h, i, j, n, c: (b * c.H + h) * c.Lk + j,
 } | {
-    f"tile of {m} rows": (lambda b, h, i, j, n, c, m=m: (b * c.H + h) * c.Lq + i // m) for m in (16, 32, 64, 128)
+    f"tile of {m} rows{words}": turn for m in SIZES for words, turn in {
+        "": lambda b, h, i, j, n, c, m=m: (b * c.H + h) * c.Lq + i // m,
+        " of all heads of a group": lambda b, h, i, j, n, c, m=m: (b * c.Hkv + h // c.group) * c.Lq + i // m,
+        " of all heads": lambda b, h, i, j, n, c, m=m: b * c.Lq + i // m,
+        " of all heads and entries": lambda b, h, i, j, n, c, m=m: i // m,
+        ", packed head by head": lambda b, h, i, j, n, c, m=m: (
+            (b * c.Hkv + h // c.group) * c.H * c.Lq + (h % c.group * n + i) // m),
+        ", packed query by query": lambda b, h, i, j, n, c, m=m: (
+            (b * c.Hkv + h // c.group) * c.H * c.Lq + (i * c.group + h % c.group) // m),
+    }.items()
 } | {
-    f"tile of {m} rows, packed head by head": (
-        lambda b, h, i, j, n, c, m=m: (b * c.Hkv + h // c.group) * c.H * c.Lq + (h % c.group * n + i) // m)
-    for m in (16, 32, 64, 128)
-} | {
-    f"tile of {m} rows, packed query by query": (
-        lambda b, h, i, j, n, c, m=m: (b * c.Hkv + h // c.group) * c.H * c.Lq + (i * c.group + h % c.group) // m)
-    for m in (16, 32, 64, 128)
-} | {
-    f"tile of {m} keys": (lambda b, h, i, j, n, c, m=m: (b * c.H + h) * c.Lk + j // m) for m in (16, 32, 64, 128)
+    f"tile of {m} keys{words}": turn for m in SIZES for words, turn in {
+        "": lambda b, h, i, j, n, c, m=m: (b * c.H + h) * c.Lk + j // m,
+        " of all heads of a group": lambda b, h, i, j, n, c, m=m: (b * c.Hkv + h // c.group) * c.Lk + j // m,
+        " of all heads": lambda b, h, i, j, n, c, m=m: b * c.Lk + j // m,
+        " of all heads and entries": lambda b, h, i, j, n, c, m=m: j // m,
+    }.items()
 }  # fmt: skip
+WHERE = {"": None, "; where the bias has no queries": 2, "; where the bias has no keys": 3,
+         "; where the bias has no heads": 1, "; where the bias has no entries": 0}  # fmt: skip
 
 
-@kind(lambda case: "dbias" in case.want and bool(_over(case)), "dbias", turn=STORES, left={"last": -1, "first": 0})
+def _stores(case: Case, how: Any) -> bool:
+    over = _over(case) if "dbias" in case.want else ()
+    return bool(over) and (how.where is None or how.where in over)
+
+
+@kind(_stores, "dbias", turn=STORES, left={"last": -1, "first": 0}, where=WHERE)
 class dbias_stored(Model):
-    """dbias: stored, not added, by each {turn} that the bias is broadcast over: the {left} one is left."""
+    """dbias: stored, not added, by each {turn} that the bias is broadcast over: the {left} one is left{where}."""
 
     turn: Turn
     left = -1
+    where: int | None = None
 
     def reduced(self, dt: Array) -> Array:
         case, axes = self.given, _over(self.given)
@@ -120,15 +135,11 @@ class dbias_stored(Model):
 ORDERS = {"rows by rows, and the keys of each": "rows", "keys by keys, and the rows of each": "keys"}
 
 
-@kind(
-    lambda case: "dbias" in case.want and bool(_over(case)), "dbias", same=SAME, each={"pair": 0, "tile": 1},
-    order=ORDERS, way={"first to last": 1, "last to first": -1}, rows={w: x for w, x in ROWS.items() if x[0] > 1},
-    keys=KEYS,
-)  # fmt: skip
 class dbias_stored_in_loop(Bounds):
-    """dbias: stored, not added, by each {each}, in tiles of {rows} rows and {keys} keys, {order}, these from {way}."""
+    """dbias: stored, not added, by each {each}, in tiles of {rows} rows and {keys} keys{at_once}, {order}, these from
+    {way}."""
 
-    each, order, way = 0, "rows", 1
+    each, order, way, at_once = 0, "rows", 1, False
 
     def reduced(self, dt: Array) -> Array:
         axes, at = _over(self.given), self.turn(dt.shape)
@@ -138,8 +149,9 @@ class dbias_stored_in_loop(Bounds):
     def visited(self) -> Array:
         """The pairs in tiles of which some is seen."""
         found = np.zeros_like(self.seen)
+        seen = np.broadcast_to(self.seen.any(1, keepdims=True), self.seen.shape) if self.at_once else self.seen
         for j in range(0, found.shape[3], self.keys):
-            some = self.of_tile(self.seen[..., j : j + self.keys].any(-1), lambda x: x.any(-1))
+            some = self.of_tile(seen[..., j : j + self.keys].any(-1), lambda x: x.any(-1))
             found[..., j : j + self.keys] = some[..., None]
         return found
 
@@ -151,6 +163,7 @@ class dbias_stored_in_loop(Bounds):
         head, one = h // group, h % group
         row = i * group + one if packed is True else i + one * np.array(case.lengths[0])[:, None, None, None]
         row, one = (row, 0 * one) if packed else (i + 0 * h, one)
+        head, one = (0 * h, 0 * h) if self.at_once else (head, one)
         tile, keys = row // size, j // self.keys
         keys = keys if self.way > 0 else keys.max(initial=0) - keys
         within = (row % size, j % self.keys) if not self.each else ()
@@ -159,6 +172,14 @@ class dbias_stored_in_loop(Bounds):
         for place in (b, head, *outer, *within):
             at = at * (int(place.max(initial=0)) + 1) + place
         return at
+
+
+for at_once in ({"": False}, {", of all heads at once": True}):
+    tiles = {w: x for w, x in ROWS.items() if x[0] > 1 and ("" in at_once or not x[1])}
+    kind(
+        lambda case: "dbias" in case.want and bool(_over(case)), "dbias", same=SAME, each={"pair": 0, "tile": 1},
+        order=ORDERS, way={"first to last": 1, "last to first": -1}, at_once=at_once, rows=tiles, keys=KEYS,
+    )(dbias_stored_in_loop)
 
 
 @kind(

@@ -128,7 +128,7 @@ def _of_place(axis: int, n: int) -> Move:
 
 
 PLACED = {f"those of a {words}'s place in its tile of {n}": _of_place(axis, n)
-          for words, axis in (("query", 2), ("key", 3)) for n in (16, 32, 64)}  # fmt: skip
+          for words, axis in (("query", 2), ("key", 3)) for n in (8, 16, 32, 64)}  # fmt: skip
 
 
 @kind(

@@ -76,16 +76,22 @@ TESTS: dict[str, Test] = {
 def _tiled(case: Case, how: Any) -> bool:
     if how.test[0] in (_right_side, _left_side) and "Window(" not in repr(case.mask):
         return False
-    return case.mask is not None and case.Lk > 1
+    if how.test[2] is not _all and case.Lq * (case.group if how.rows[1] else 1) == 1:
+        return False  # there is one row to ask
+    return case.mask is not None and case.Lk > 1 and (not how.within or hides(case))
 
 
-@kind(_tiled, same=SAME, test=TESTS, rows=ROWS, keys=KEYS, within={"": False, " within its bounds": True})
+WITHIN = {"": "", " within its bounds": "bounds", " where all its keys are an entry's": "keys"}
+
+
+@kind(_tiled, same=SAME, test=TESTS, rows=ROWS, keys=KEYS, within=WITHIN)
 class taken_for_full(Bounds):
     """A tile of {rows} queries and {keys} keys is not masked{within} if {test}."""
 
     test: Test = (None, _all, _all)
-    within = False
-    """whether tiles are cut off at the first and the last key that one of the queries sees"""
+    within = ""
+    """bounds: tiles are cut off at the first and the last key that one of the queries sees; keys: a tile that goes on
+    past an entry's keys is masked"""
 
     def visible(self) -> Array:
         case, (change, over_keys, over_rows) = self.case, self.test
@@ -98,7 +104,10 @@ class taken_for_full(Bounds):
         for first, part in enumerate(cut(asked, self.keys)):
             there = (real & gone)[..., first * self.keys :][..., : part.shape[-1]]
             open_ = part | ~there if over_keys is _all else part  # keys that an entry has not are in no tile
-            full = self.of_tile(over_keys(open_) & there.any(-1), over_rows)
+            on = there.any(-1)
+            if self.within == "keys":
+                on = on & (first * self.keys + self.keys <= np.array(case.lengths[1]))[:, None, None]
+            full = self.of_tile(over_keys(open_) & on, over_rows)
             parts.append(np.broadcast_to(full[..., None], part.shape))
         return np.asarray(seen | (np.concatenate(parts, -1) & real & gone))
 
@@ -109,4 +118,4 @@ class taken_for_full(Bounds):
         first, last = self.ends(self.reach())
         low, high = self.of_tile(first, lambda x: x.min(-1)), self.of_tile(last, lambda x: x.max(-1))
         low, high, j = low[..., None], high[..., None], np.arange(self.case.Lk)
-        return (j >= low) & (j < high) if self.within else (j >= self.down(low)) & (j < self.up(high))
+        return (j >= low) & (j < high) if self.within == "bounds" else (j >= self.down(low)) & (j < self.up(high))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,9 +24,28 @@ def _several(case: Case, how: Any) -> bool:
     return bool(-(-case.Lk // loop.tile) > loop.splits)
 
 
+@lru_cache(maxsize=256)
+def _seen(case: Case) -> Array:
+    """What is seen; all by rows that do not exist."""
+    there = np.arange(case.Lq) < np.array(case.lengths[0])[:, None]
+    return np.asarray(case.visibility.tile()) | ~there[:, None, :, None]
+
+
+@lru_cache(maxsize=4096)
+def _unseen(case: Case, tile: int) -> bool:
+    """Whether some row sees nothing in some tile; of a bias that is not known."""
+    seen = _seen(case)
+    return case.bias is not None or not all(seen[..., j : j + tile].any(-1).all() for j in range(0, case.Lk, tile))
+
+
 def _visited(case: Case, how: Any) -> bool:
-    rows = how.loop.rows
-    return case.Lk > 0 and (rows == 0 or hides(case)) and (case.mask is not None or case.bias is not None)
+    return case.Lk > 0 and (case.mask is not None or case.bias is not None) and _unseen(case, how.loop.tile)
+
+
+def _goes_over(case: Case, how: Any) -> Loop:
+    """What its loop comes to: all tiles are gone over where no mask bounds them."""
+    loop: Loop = how.loop
+    return loop if hides(case) else replace(loop, rows=0, packed=False)
 
 
 Next = Callable[[Any, Array, Array, Array, Array, Array, Array], State]
@@ -134,9 +155,24 @@ class online_sums(Steps):
     """From tile to tile of {loop}, {how}."""
 
 
-@kind(_visited, how=EMPTY, loop=VISITS)
+@kind(_visited, same=("loop", _goes_over), how=EMPTY, loop=VISITS)
 class online_empty(Steps):
     """From tile to tile of {loop}, {how}."""
+
+
+@kind(lambda case, how: case.backward and _visited(case, how), same=("loop", _goes_over), loop=VISITS)
+class online_empty_nan_spreads(Steps):
+    """From tile to tile of {loop}, a tile in which a row sees nothing makes NaN, which its lse takes to keys not seen."""
+
+    def next(self, state: State, m: Array, shrink: Array, total: Array, product: Array) -> State:
+        return EMPTY["a tile in which a row sees nothing makes NaN"](self, *state, m, total, product)
+
+    def again(self) -> Array:
+        loop, bad = self.loop or Loop(self.tile), np.isnan(self.l)[..., None]
+        tiles = -(-self.case.Lk // loop.tile)
+        over = np.repeat(self.turns(loop, tiles) >= 0, loop.tile, -1)[..., : self.case.Lk]
+        self.seen = self.seen | (bad & over)
+        return np.where(bad & over, np.nan, super().again())
 
 
 ONCE: dict[str, Callable[[int, int], bool]] = {

@@ -55,6 +55,29 @@ def _from_tree(m: Any, lk: Array) -> Array:
     return np.asarray(lk - np.resize(sizes, lk.shape))
 
 
+def _planted(
+    m: Any, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array, rows: Array, keys: Array
+) -> Array:  # fmt: skip
+    """With node 0 at these places of queries among the keys, and of keys; tokens beyond it, or before it, are causal."""
+    start, own = _from_tree(m, lk), diagonal("bottom_right", i, lq, lk)
+    size = lk - start
+    u, v = own - rows, j - keys
+    nodes = m(b, h, u + start - lk + lq, v + start, lq, lk)
+    among = (u >= 0) & (u < size)
+    return np.asarray(np.where(among, (v < 0) | (nodes & (v < size)), j <= own))
+
+
+def _near(m: Any, b: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
+    """Whether a key is a query's parent, itself, or no node."""
+    trees = m.parents if m.parents and isinstance(m.parents[0], tuple) else (m.parents,)
+    n = max((len(p) for p in trees), default=0)
+    parents = np.array([(*p, *(-1 for _ in range(n - len(p)))) for p in trees], int).reshape(len(trees), n)
+    start, own = _from_tree(m, lk), diagonal("bottom_right", i, lq, lk)
+    u = np.clip(own - start, 0, max(n - 1, 0))
+    parent = parents[np.minimum(b, len(trees) - 1), u] if n else 0 * u - 1
+    return np.asarray((j < start) | (own < start) | (j == own) | (j == parent + start))
+
+
 SPARSE: dict[str, tuple[type[Mask], Ask]] = {
     "blocks: rows and columns are exchanged": (BlockSparse, _turned),
     "blocks: those of head 0 for all": (BlockSparse, lambda m, b, h, i, j, lq, lk: m(b, h * 0, i, j, lq, lk)),
@@ -104,6 +127,35 @@ SPARSE: dict[str, tuple[type[Mask], Ask]] = {
         Tree, lambda m, b, h, i, j, lq, lk: np.where(
             (j >= _from_tree(m, lk)) & (diagonal("bottom_right", i, lq, lk) >= _from_tree(m, lk)),
             m(b, h, j - lk + lq, i + lk - lq, lq, lk), m(b, h, i, j, lq, lk))),
+    "a tree: it begins at the first query": (
+        Tree, lambda m, b, h, i, j, lq, lk: _planted(m, b, h, i, j, lq, lk, lk - lq, lk - lq)),
+    "a tree: it begins at the first query, which sees no keys but nodes": (
+        Tree, lambda m, b, h, i, j, lq, lk: _planted(m, b, h, i, j, lq, lk, lk - lq, lk - lq) & (
+            (j >= lk - lq) | (i >= lk - _from_tree(m, lk)))),
+    "a tree: it begins at the first key": (
+        Tree, lambda m, b, h, i, j, lq, lk: _planted(m, b, h, i, j, lq, lk, 0 * lk, 0 * lk)),
+    "a tree: queries are told by i, and not where they are among the keys": (
+        Tree, lambda m, b, h, i, j, lq, lk: m(b, h, i - lk + lq, j, lq, lk)),
+    "a tree: its nodes are the first queries, and its keys the last": (
+        Tree, lambda m, b, h, i, j, lq, lk: _planted(m, b, h, i, j, lq, lk, lk - lq, _from_tree(m, lk))),
+    "a tree: its nodes are the last queries, and its keys those of the first ones": (
+        Tree, lambda m, b, h, i, j, lq, lk: _planted(m, b, h, i, j, lq, lk, _from_tree(m, lk), lk - lq)),
+    "a tree: it begins a token too early": (
+        Tree, lambda m, b, h, i, j, lq, lk: _planted(
+            m, b, h, i, j, lq, lk, _from_tree(m, lk) - 1, _from_tree(m, lk) - 1)),
+    "a tree: it begins a token too late": (
+        Tree, lambda m, b, h, i, j, lq, lk: _planted(
+            m, b, h, i, j, lq, lk, _from_tree(m, lk) + 1, _from_tree(m, lk) + 1)),
+    "a tree: the nodes begin a token too early, their keys where they do": (
+        Tree, lambda m, b, h, i, j, lq, lk: _planted(m, b, h, i, j, lq, lk, _from_tree(m, lk) - 1, _from_tree(m, lk))),
+    "a tree: tokens before it see all that is before it": (
+        Tree, lambda m, b, h, i, j, lq, lk: m(b, h, i, j, lq, lk) | (
+            (j < _from_tree(m, lk)) & (diagonal("bottom_right", i, lq, lk) < _from_tree(m, lk)))),
+    "a tree: tokens before it see nothing": (
+        Tree, lambda m, b, h, i, j, lq, lk: m(b, h, i, j, lq, lk) & (
+            diagonal("bottom_right", i, lq, lk) >= _from_tree(m, lk))),
+    "a tree: a node sees its parent alone, besides itself and the keys before": (
+        Tree, lambda m, b, h, i, j, lq, lk: m(b, h, i, j, lq, lk) & _near(m, b, i, j, lq, lk)),
     "a tree: that of entry 0 for all": (Tree, lambda m, b, h, i, j, lq, lk: m(b * 0, h, i, j, lq, lk)),
     "gathered keys: the indices of head 0 for all": (
         GatheredKeys, lambda m, b, h, i, j, lq, lk: m(b, h * 0, i, j, lq, lk)),

@@ -72,4 +72,4 @@ class stale_operand(Model):
 
 for words, of in OF.items():
     shows = SHOWS[of[0][:2]] + " dv" * (", dv" in of[0])
-    kind(_several, shows, of={words: of}, turn=TURNS, tile=(16, 32, 64, 128))(stale_operand)
+    kind(_several, shows, of={words: of}, turn=TURNS, tile=(8, 16, 32, 64, 128))(stale_operand)

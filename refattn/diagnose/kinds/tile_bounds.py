@@ -49,13 +49,18 @@ class last_tile_by_first_row(Bounds):
         return seen & (np.arange(seen.shape[-1]) < last[..., None])
 
 
-@kind(_bounded, same=SAME, rows=ROWS, keys=KEYS)
+@kind(_bounded, same=SAME, rows=ROWS, keys=KEYS, whole={"": False, ", but where the last key is the entry's": True})
 class last_tile_rounded_down(Bounds):
-    """The number of key tiles of {keys} that {rows} queries go over is rounded down: the last, partial one is lost."""
+    """The number of key tiles of {keys} that {rows} queries go over is rounded down: a last, partial one is lost{whole}."""
+
+    whole = False
+    """whether tiles that end with the keys of an entry are counted rightly"""
 
     def visible(self) -> Array:
         seen = super().visible()
-        last = self.down(self.of_tile(self.ends(self.reach())[1], lambda x: x.max(-1)))
+        last = self.of_tile(self.ends(self.reach())[1], lambda x: x.max(-1))
+        n = np.array(self.case.lengths[1])[:, None, None]
+        last = np.where(self.whole & (last >= n), last, self.down(last))
         return seen & (np.arange(seen.shape[-1]) < last[..., None])
 
 
