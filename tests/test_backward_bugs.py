@@ -20,8 +20,8 @@ MOST = 5
 """so many cases of a kind are run"""
 USUAL = [c for c in CASES if c.B * c.H * c.Lq * c.Lk < 2**12 and c.backward and supports(c) is None]
 OWN = [
-    Case("few-keys", "More tiles of queries than of keys.", B=2, H=2, Lq=37, Lk=11, want=frozenset({"dq", "dk", "dv"})),
-    Case("bias-of-keys", "A bias that all queries share, and several tiles of these.", B=2, H=2, Lq=37, Lk=11,
+    Case("few-keys", "More tiles of queries than of keys.", B=2, H=2, Lq=37, Lk=5, want=frozenset({"dq", "dk", "dv"})),
+    Case("bias-of-keys", "A bias that all queries share, and several tiles of these.", B=2, H=2, Lq=61, Lk=11,
          bias=BiasSpec("HK"), want=frozenset({"dq", "dk", "dv", "dbias"})),
 ]  # fmt: skip
 """of a kind that is not among the usual ones"""
@@ -125,7 +125,8 @@ FOUND: dict[str, Row] = {
         "t - bias[b, h, i0:i1, j0:j1] + bias[b, h, : i1 - i0, j0:j1]", "the bias is read at the place in a tile of 16"),
     "dbias elsewhere": (_biased, "b % case.bias_shape[0], h %", "h % case.bias_shape[0], b %", "entry h and head b"),
     "dbias stored by rows": (
-        lambda c: c.id == "bias-of-keys", DBIAS, DBIAS + " * (i1 == lq)", "by each tile of 16 rows of all heads and entries that the bias"),
+        lambda c: c.id == "bias-of-keys", DBIAS, DBIAS + " * (i1 == lq)",
+        "by each tile of 16 rows of all heads and entries that the bias"),
     "grid of dq": (lambda c: c.id == "few-keys", DQ, DQ + " * (i0 < lk)",
                    "dq has as many tiles of 16 queries as there are of keys"),
     "grid of dk and dv": (lambda c: c.Lk > 32 >= c.Lq, STORES, f"if j0 < lq:\n                {STORES}",

@@ -7,6 +7,7 @@ catalogue whose answer is a function of the inputs are hypotheses too.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -138,10 +139,11 @@ def _parts(whole: Hypothesis, made: type[Model]) -> Iterator[Hypothesis]:
                 same=None if whole.same is None else partial(_same_part, part, whole.same),
                 family=family,
             )  # fmt: skip
-    for where, backward in loops(made) if any(getattr(made, n) is not getattr(Model, n) for n in BACKWARD) else ():
+    backward = whole.shows & frozenset(GRADIENTS) and any(getattr(made, n) is not getattr(Model, n) for n in BACKWARD)
+    for where, by in loops(made) if backward else ():
         yield replace(
             whole, name=f"{whole.name}, {where}", what=f"{whole.what.rstrip('.')}, {where}", same=None, family=None,
-            solve=partial(in_loops, made, backward), part="loops", shows=whole.shows | frozenset(GRADIENTS),
+            solve=partial(in_loops, made, by), part="loops",
         )  # fmt: skip
 
 
@@ -202,8 +204,13 @@ def _solver(made: type[Model]) -> Callable[[Inputs, Precision | None, frozenset[
 @cache
 def hypotheses() -> tuple[Hypothesis, ...]:
     """All: the catalogue's first, with its size of tiles, then the kinds."""
-    from . import kinds  # noqa: F401 - each of its modules enters its own
-
+    collecting = gc.isenabled()
+    gc.disable()  # tens of thousands of classes are made, and none is garbage: half of the time
+    try:
+        from . import kinds  # noqa: F401 - each of its modules enters its own
+    finally:
+        if collecting:
+            gc.enable()
     return (*(_of_mutant(m) for m in MUTANTS.values() if m.semantic), *KINDS)
 
 

@@ -29,7 +29,7 @@ def exchanged(made: Any) -> type[Model]:
 
 
 def loops(made: Any) -> Iterator[tuple[str, tuple[type[Model], type[Model]]]]:
-    """In words, what dk and dv, and dq, are made by where it is not the tiles of the forward; none if it has no tiles."""
+    """In words, what dk and dv, and dq, are made by where not as the forward; none if it has no tiles."""
     rows, keys = getattr(made, "rows", None), getattr(made, "keys", None)
     if not (isinstance(rows, tuple) and isinstance(keys, int) and rows[0] > 1 and keys > 1 and rows[1] is False):
         return
@@ -58,5 +58,6 @@ def in_loops(
                 loop = model(inputs, contract)
                 loop.forward()
                 loop.goes_by(first)
+                loop.m = np.where(first.l == 0, np.inf, first.m)  # no weights where the forward saw nothing
                 y = y | {n: x for n, x in loop.backward().items() if n in names}
     return {n: np.asarray(x, np.float64) for n, x in y.items() if n in want}

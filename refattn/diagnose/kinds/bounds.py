@@ -13,11 +13,13 @@ from ...masks import Window
 from ...mutants import rewritten
 from ..model import Array, Model
 
-__all__ = ["KEYS", "ROWS", "SAME", "Bounds", "bounded", "hides"]
+__all__ = ["KEYS", "READ", "ROWS", "SAME", "Bounds", "bounded", "geometric", "hides"]
 
 KEYS = (16, 32, 64, 128)
 BOUNDING = ("Causal", "Window", "Prefix", "Chunked")
 """masks that bound the tiles that are gone over"""
+READ = ("Chunked", "Dilated", "Global", "Tree", "Gathered", "Block", "Dense", "Not(", "~")
+"""masks that many kernels read from memory, or go over all keys by"""
 HEADS = "heads"
 ROWS: dict[str, tuple[int, bool | str]] = {str(n): (n, False) for n in (1, 8, 16, 32, 64, 128)}
 ROWS |= {f"{n} packed": (n, True) for n in (16, 32, 64, 128)}
@@ -38,6 +40,11 @@ SAME = ("rows", _reach)
 def hides(case: Case) -> bool:
     """Whether some of its mask bounds the tiles that are gone over."""
     return case.mask is not None and any(word in repr(case.mask) for word in BOUNDING)
+
+
+def geometric(case: Case) -> bool:
+    """Whether all of its mask is geometry that most kernels know, and bounds tiles."""
+    return hides(case) and not any(word in repr(case.mask) for word in READ)
 
 
 def bounded(case: Case) -> Array:

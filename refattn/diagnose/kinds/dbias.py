@@ -137,9 +137,10 @@ ORDERS = {"rows by rows, and the keys of each": "rows", "keys by keys, and the r
 
 class dbias_stored_in_loop(Bounds):
     """dbias: stored, not added, by each {each}, in tiles of {rows} rows and {keys} keys{at_once}, {order}, these from
-    {way}."""
+    {way}{where}."""
 
     each, order, way, at_once = 0, "rows", 1, False
+    where: int | None = None
 
     def reduced(self, dt: Array) -> Array:
         axes, at = _over(self.given), self.turn(dt.shape)
@@ -174,11 +175,11 @@ class dbias_stored_in_loop(Bounds):
         return at
 
 
-for at_once in ({"": False}, {", of all heads at once": True}):
-    tiles = {w: x for w, x in ROWS.items() if x[0] > 1 and ("" in at_once or not x[1])}
+for at_once, where in (({"": False}, {"": None}), ({", of all heads at once": True}, dict(list(WHERE.items())[:3]))):
     kind(
-        lambda case: "dbias" in case.want and bool(_over(case)), "dbias", same=SAME, each={"pair": 0, "tile": 1},
-        order=ORDERS, way={"first to last": 1, "last to first": -1}, at_once=at_once, rows=tiles, keys=KEYS,
+        _stores, "dbias", same=SAME, each={"pair": 0, "tile": 1}, order=ORDERS,
+        way={"first to last": 1, "last to first": -1}, at_once=at_once, where=where,
+        rows={w: x for w, x in ROWS.items() if x[0] > 1 and ("" in at_once or not x[1])}, keys=sorted({8, *KEYS}),
     )(dbias_stored_in_loop)
 
 

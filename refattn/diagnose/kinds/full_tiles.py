@@ -14,7 +14,7 @@ from ...mutants import rewritten
 from ..hypothesis import kind
 from ..model import Array
 from .alignment import ALIGNED, Asked
-from .bounds import KEYS, ROWS, SAME, Bounds, cut, hides
+from .bounds import KEYS, ROWS, SAME, Bounds, cut, geometric, hides
 
 __all__: list[str] = []
 
@@ -78,10 +78,12 @@ def _tiled(case: Case, how: Any) -> bool:
         return False
     if how.test[2] is not _all and case.Lq * (case.group if how.rows[1] else 1) == 1:
         return False  # there is one row to ask
-    return case.mask is not None and case.Lk > 1 and (not how.within or hides(case))
+    return case.mask is not None and case.Lk > 1 and APPLIES[how.within](case)
 
 
 WITHIN = {"": "", " within its bounds": "bounds", " where all its keys are an entry's": "keys"}
+
+APPLIES: dict[str, Callable[[Case], bool]] = {"": lambda case: True, "bounds": hides, "keys": geometric}
 
 
 @kind(_tiled, same=SAME, test=TESTS, rows=ROWS, keys=KEYS, within=WITHIN)

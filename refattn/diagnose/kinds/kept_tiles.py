@@ -39,22 +39,24 @@ OTHERS: dict[str, Sizes] = {
 WAYS = {
     "what is past the end is read from the first on": "around", "past the end of a tile nothing is kept": "cut",
     "counted along the keys, then the queries": "counted",
+    "counted along the keys, then the queries, and past the end of a tile nothing is kept": "counted and cut",
 }
 EXCHANGED: dict[str, Sizes] = {f"{a} queries and {b} keys": ((a, b), (a, b)) for a, b in product(SIZES, SIZES)}
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=32)
 def _read(Lq: int, Lk: int, sizes: Sizes, way: str) -> Array:
     """(2, Lq, Lk): which query and which key a pair has what is kept from; -1 if it is kept of none."""
     (a, b), (c, d) = sizes
     i, j = np.ogrid[:Lq, :Lk]
+    i, j = i.astype(np.int32), j.astype(np.int32)
     row, column = i // a + 0 * j, j // b + 0 * i
-    if way == "counted":
+    if "counted" in way:
         number = row * -(-Lk // b) + column
         row, column = number // -(-Lk // d), number % -(-Lk // d)
     if way == "exchanged":
         row, column = column, row
-    if way == "cut":
+    if "cut" in way:
         i, j = row * c % Lq + i % a, column * d % Lk + j % b
         return np.where((i < Lq) & (j < Lk), np.stack([i, j]), -1)
     return np.stack([(row * c + i % a) % Lq, (column * d + j % b) % Lk])

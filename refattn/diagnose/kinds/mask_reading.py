@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ...case import Case
-from ...masks import Mask, SinkTokens
+from ...masks import Causal, Chunked, Mask, Prefix, SinkTokens, Window
+from ...mutants import rewritten
 from ..hypothesis import kind
 from ..model import Array, Model
 from .alignment import SIZES, Asked
@@ -91,23 +92,43 @@ class pairs_seen(Model):
         return self.how(super().visible())
 
 
-@kind(lambda case, how: _masked(case) and case.Lk > how.tile, tile=(4, 8, *SIZES))
-class mask_by_place_in_key_tile(Model):
-    """The mask is told a key's place within its tile of {tile}, not its index."""
+DIAGONAL = (Causal, Window, Prefix, Chunked)
+TOLD: dict[str, tuple[type[Mask], ...]] = {
+    "mask": (), "mask of a diagonal, as of causal masks, windows, prefixes and chunks,": DIAGONAL,
+}  # fmt: skip
+
+
+def _told(case: Case, of: tuple[type[Mask], ...]) -> bool:
+    return _masked(case) if not of else any(f"{m.__name__}(" in repr(case.mask) for m in of)
+
+
+class Asking(Model):
+    """A mask, or those parts of it, told other queries and keys."""
+
+    of: tuple[type[Mask], ...] = ()
+
+    def asked(self, how: Callable[..., Array]) -> Array:
+        mask = self.case.mask or SinkTokens(0)
+        of = self.of
+        other = rewritten(mask, lambda m: Asked(m, how) if isinstance(m, of) else m) if of else Asked(mask, how)
+        return np.asarray(dataclasses.replace(self.case.visibility, mask=other).tile())
+
+
+@kind(lambda case, how: _told(case, how.of) and case.Lk > how.tile, of=TOLD, tile=(4, 8, *SIZES))
+class mask_by_place_in_key_tile(Asking):
+    """The {of} is told a key's place within its tile of {tile}, not its index."""
 
     tile = 64
 
     def visible(self) -> Array:
-        mask = Asked(self.case.mask or SinkTokens(0), lambda m, b, h, i, j, lq, lk: m(b, h, i, j % self.tile, lq, lk))
-        return np.asarray(dataclasses.replace(self.case.visibility, mask=mask).tile())
+        return self.asked(lambda m, b, h, i, j, lq, lk: m(b, h, i, j % self.tile, lq, lk))
 
 
-@kind(lambda case, how: _masked(case) and case.Lq > how.tile, tile=(4, 8, *SIZES))
-class mask_by_place_in_query_tile(Model):
-    """The mask is told a query's place within its tile of {tile}, not its index."""
+@kind(lambda case, how: _told(case, how.of) and case.Lq > how.tile, of=TOLD, tile=(4, 8, *SIZES))
+class mask_by_place_in_query_tile(Asking):
+    """The {of} is told a query's place within its tile of {tile}, not its index."""
 
     tile = 64
 
     def visible(self) -> Array:
-        mask = Asked(self.case.mask or SinkTokens(0), lambda m, b, h, i, j, lq, lk: m(b, h, i % self.tile, j, lq, lk))
-        return np.asarray(dataclasses.replace(self.case.visibility, mask=mask).tile())
+        return self.asked(lambda m, b, h, i, j, lq, lk: m(b, h, i % self.tile, j, lq, lk))

@@ -13,7 +13,7 @@ from ...case import Case
 from ...memory import take
 from ..hypothesis import kind
 from ..model import LOG2E, Array, safe
-from .bounds import hides
+from .bounds import geometric, hides
 from .loops import LOOPS, PLAIN, VISITS, Loop, State, Tiled, loops
 
 __all__: list[str] = []
@@ -42,10 +42,9 @@ def _visited(case: Case, how: Any) -> bool:
     return case.Lk > 0 and (case.mask is not None or case.bias is not None) and _unseen(case, how.loop.tile)
 
 
-def _goes_over(case: Case, how: Any) -> Loop:
-    """What its loop comes to: all tiles are gone over where no mask bounds them."""
-    loop: Loop = how.loop
-    return loop if hides(case) else replace(loop, rows=0, packed=False)
+def _goes_over(known: Callable[[Case], bool]) -> Any:
+    """What a loop comes to: all tiles are gone over where no mask that is known bounds them."""
+    return "loop", lambda case, how: how.loop if known(case) else replace(how.loop, rows=0, packed=False)
 
 
 Next = Callable[[Any, Array, Array, Array, Array, Array, Array], State]
@@ -155,22 +154,24 @@ class online_sums(Steps):
     """From tile to tile of {loop}, {how}."""
 
 
-@kind(_visited, same=("loop", _goes_over), how=EMPTY, loop=VISITS)
+@kind(_visited, same=_goes_over(hides), how=EMPTY, loop=VISITS)
 class online_empty(Steps):
     """From tile to tile of {loop}, {how}."""
 
 
-@kind(lambda case, how: case.backward and _visited(case, how), same=("loop", _goes_over), loop=VISITS)
+@kind(_visited, same=_goes_over(geometric), loop=VISITS)
 class online_empty_nan_spreads(Steps):
-    """From tile to tile of {loop}, a tile in which a row sees nothing makes NaN, which its lse takes to keys not seen."""
+    """From tile to tile of {loop}, one in which a row sees nothing makes NaN, which its lse takes to keys not seen."""
 
     def next(self, state: State, m: Array, shrink: Array, total: Array, product: Array) -> State:
         return EMPTY["a tile in which a row sees nothing makes NaN"](self, *state, m, total, product)
 
+    def turns(self, loop: Loop, tiles: int) -> Array:
+        return super().turns(loop if geometric(self.case) else replace(loop, rows=0), tiles)
+
     def again(self) -> Array:
         loop, bad = self.loop or Loop(self.tile), np.isnan(self.l)[..., None]
-        tiles = -(-self.case.Lk // loop.tile)
-        over = np.repeat(self.turns(loop, tiles) >= 0, loop.tile, -1)[..., : self.case.Lk]
+        over = np.repeat(self.turns(loop, -(-self.case.Lk // loop.tile)) >= 0, loop.tile, -1)[..., : self.case.Lk]
         self.seen = self.seen | (bad & over)
         return np.where(bad & over, np.nan, super().again())
 

@@ -29,7 +29,8 @@ def _ring(case: Case, how: type[Bounds]) -> bool:
 
 
 @kind(
-    _ring, slots=SLOTS, rows={str(n): (n, False) for n in (1, 4, 8, 16, 32, 64, 128)} | {"all": (2**20, False)},
+    _ring, "out lse", slots=SLOTS,
+    rows={str(n): (n, False) for n in (1, 4, 8, 16, 32, 64, 128)} | {"all": (2**20, False)},
     lost={"the newest keys lie over the oldest": "oldest", "the newest keys find none": "newest"},
 )  # fmt: skip
 class ring_too_short(Bounds):

@@ -58,7 +58,7 @@ def _from_tree(m: Any, lk: Array) -> Array:
 def _planted(
     m: Any, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array, rows: Array, keys: Array
 ) -> Array:  # fmt: skip
-    """With node 0 at these places of queries among the keys, and of keys; tokens beyond it, or before it, are causal."""
+    """With node 0 at these places, of queries among the keys and of keys; tokens before or beyond it are causal."""
     start, own = _from_tree(m, lk), diagonal("bottom_right", i, lq, lk)
     size = lk - start
     u, v = own - rows, j - keys

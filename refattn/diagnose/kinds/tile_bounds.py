@@ -14,7 +14,7 @@ from ...mutants import rewritten
 from ...visibility import Or
 from ..hypothesis import kind
 from ..model import Array
-from .bounds import KEYS, ROWS, SAME, Bounds, hides
+from .bounds import KEYS, ROWS, SAME, Bounds, geometric, hides
 from .patterns import joined
 
 __all__: list[str] = []
@@ -49,9 +49,12 @@ class last_tile_by_first_row(Bounds):
         return seen & (np.arange(seen.shape[-1]) < last[..., None])
 
 
-@kind(_bounded, same=SAME, rows=ROWS, keys=KEYS, whole={"": False, ", but where the last key is the entry's": True})
+@kind(
+    lambda case, how: _bounded(case, how) and (not how.whole or geometric(case)), same=SAME, rows=ROWS, keys=KEYS,
+    whole={"": False, ", but where the last key is the entry's": True},
+)  # fmt: skip
 class last_tile_rounded_down(Bounds):
-    """The number of key tiles of {keys} that {rows} queries go over is rounded down: a last, partial one is lost{whole}."""
+    """The number of key tiles of {keys} that {rows} queries go over is rounded down: a partial one is lost{whole}."""
 
     whole = False
     """whether tiles that end with the keys of an entry are counted rightly"""
