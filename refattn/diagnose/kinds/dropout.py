@@ -157,3 +157,35 @@ class kept_in_backward(Model):
         self.others("dv")
         dv, self.keep = super().dv_of(p, dout), true
         return dv
+
+
+@kind(lambda case: case.dropout == 1)
+class dropped_by_one(Model):
+    """1 / (1 - p) is computed for p = 1 too, where nothing is kept: infinity times 0 is NaN."""
+
+    def undropped(self) -> float:
+        return float("inf")
+
+
+@kind(lambda case: bool(case.dropout), "out dq dk dv dbias dscale dsoftcap dsinks")
+class dropout_renormalised(Model):
+    """What dropout keeps of a row is brought to the sum before it, not divided by 1 - p; lse is right."""
+
+    def kept_share(self) -> Array:
+        """By what each row grows."""
+        p = self.again()
+        kept = p.sum(-1, keepdims=True) if self.keep is None else np.where(self.keep, p, 0).sum(-1, keepdims=True)
+        return np.where(kept > 0, 1 / np.where(kept > 0, kept, 1), 0)
+
+    def undropped(self) -> float:
+        return 1.0
+
+    def written(self, out: Array) -> Array:
+        self.out = super().written(out) * self.kept_share()
+        return self.out
+
+    def dropped(self, dp: Array) -> Array:
+        return super().dropped(dp) * self.kept_share()
+
+    def dv_of(self, p: Array, dout: Array) -> Array:
+        return super().dv_of(p * self.kept_share(), dout)

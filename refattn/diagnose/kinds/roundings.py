@@ -262,3 +262,20 @@ class result_rounded(Model):
         name = named(self.to, self.given)
         ours = [n for n in y if n == self.what or (self.what == "d" and n[0] == "d") or (not self.what and n != "lse")]
         return y | {n: self.how(np.asarray(y[n], np.float64), name).astype(np.float64) for n in ours} if name else y
+
+
+@kind(_applies, shows="out", rounding=True, to=TO, tile=(8, *SIZES))
+class sum_of_normalised_rounded(Model):
+    """Weights are divided by their sum first, and their products with values added up in {to}, {tile} keys at a time."""
+
+    to = ""
+    tile = 64
+
+    def attend(self, t: Array) -> State:
+        m, z, _ = super().attend(t)
+        p = np.exp(t - safe(m)[..., None]) / np.where(z == 0, 1, z)[..., None]
+        found = np.zeros((*t.shape[:3], self.v.shape[3]), t.dtype)
+        for j in range(0, t.shape[3], self.tile):
+            keys = slice(j, j + self.tile)
+            found = lowered(found + self.weighed(p[..., keys], keys), self.to, self.given)
+        return m, z, found * z[..., None]

@@ -111,6 +111,21 @@ class softcap_and_slope(softcap):
         return 1 - (self.cap(s, softcap) / softcap) ** 2
 
 
+@kind(
+    lambda case: _capped(case) and case.backward and case.scale != 0,
+    how={words: how for words, how in CAPS.items() if not any(w in words for w in ("clips", "alone", "bends"))},
+)  # fmt: skip
+class softcap_and_own_slope(softcap):
+    """Softcap: {how}, and the backward goes by the derivative of that."""
+
+    def slope(self, s: Array, softcap: float) -> Array:
+        step = 1e-30j  # the derivative of what is analytic is its imaginary part over the step
+        qk, self.qk = self.qk, self.qk + step / self.factor()
+        found = np.asarray(self.how(self, s + step, softcap)).imag / step.imag
+        self.qk = qk
+        return found
+
+
 @kind(lambda case: _capped(case) and case.bias is not None)
 class softcap_of_biased(Model):
     """Softcap caps the scores with their bias."""
