@@ -57,7 +57,8 @@ FOUND: dict[str, tuple[Callable[[Case], bool], str]] = {
     "output_not_rescaled": (lambda c: c.Lk > 64 and not c.backward, "the output so far is not rescaled"),
     "mask_row_stride": (lambda c: c.mask is not None and c.Lq != c.Lk and not c.backward, "The rows of a mask"),
     "block_skipped_by_first_row": (
-        lambda c: "Causal" in repr(c.mask) and c.Lq > 1 and c.Lk > 32 and not c.backward, "the first of them sees none of it"),
+        lambda c: "Causal" in repr(c.mask) and c.Lq > 1 and c.Lk > 32 and not c.backward,
+        "the first of them sees none of it"),
     "nan_swallowed": (lambda c: c.family == "poisoned_pairs", "A logit that is NaN"),
     "dbias_averaged": (lambda c: "dbias" in c.want, "the mean over all that the bias is broadcast over"),
 }

@@ -84,7 +84,8 @@ def test_what_is_wrong_in_a_part_alone() -> None:
     y = backward.solve(inputs, None, case.want)
     np.testing.assert_allclose(y["out"], expected["out"].value, rtol=1e-12)
     assert not np.allclose(y["dq"], expected["dq"].value)
-    dq = alone(next(p for p in scale.elsewhere if p.part == "backward"), frozenset({"dq"})).solve(inputs, None, case.want)
+    backward = next(p for p in scale.elsewhere if p.part == "backward")
+    dq = alone(backward, frozenset({"dq"})).solve(inputs, None, case.want)
     assert not np.allclose(dq["dq"], expected["dq"].value)
     for name in ("out", "lse", "dk", "dv"):
         np.testing.assert_allclose(dq[name], expected[name].value, rtol=1e-12)

@@ -266,7 +266,7 @@ class result_rounded(Model):
 
 @kind(_applies, shows="out", rounding=True, to=TO, tile=(8, *SIZES))
 class sum_of_normalised_rounded(Model):
-    """Weights are divided by their sum first, and their products with values added up in {to}, {tile} keys at a time."""
+    """Weights are divided by their sum first; their products with values are summed in {to}, {tile} keys at a time."""
 
     to = ""
     tile = 64
