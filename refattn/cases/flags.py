@@ -59,7 +59,7 @@ FLAGS: dict[str, str] = {
     "lengths_unshifted": "alignment is taken from the padded length, not from the batch's own (onnx#8054)",
     "bias_nan": "NaN in a masked entry of the bias comes through (Wan2GP#1628)",
     # online softmax, lse, splits, sinks
-    "missing_rescale": "the accumulator is not rescaled when the maximum grows (flash-attention#991)",
+    "missing_rescale": "the accumulator is not rescaled when the maximum grows (CUDATutorial#69)",
     "rescale_underflow": "the rescaling factor underflows or is skipped over long rows (llama.cpp#13991)",
     "merge_plain": "partial results are added or averaged without their weights (ring-flash-attention#20)",
     "lse_base_2": "lse is in base 2 (flashinfer#2113, sglang#35045)",
