@@ -97,7 +97,7 @@ TILES: tuple[Row, ...] = (
     ("columns beyond D are read by a warp", "few-negative", "OutOfBounds",
      "exists = left > i * ROWS_AT_ONCE and column < used",
      "exists = left > i * ROWS_AT_ONCE"),
-    ("rows beyond the tail are read by a warp", "few", "OutOfBounds",
+    ("rows beyond the tail are read by a warp", "few", "OutOfBounds or Race",
      "exists = left > i * ROWS_AT_ONCE and column < used",
      "exists = column < used"),
     ("a warp loads the same rows again", "few", "bound",
