@@ -182,7 +182,7 @@ def bounds() -> str:
 
 
 def scores_of(case: Case) -> int:
-    return case.B * case.H * case.Lq * case.Lk
+    return case.scores
 
 
 def judged(variation: Variation, problem: Problem, expected: dict[str, Expected] | None = None) -> Verdict:

@@ -197,7 +197,7 @@ def expected(probe: Probe) -> dict[str, Expected]:
 
 def more() -> list[Probe]:
     """What a mutant that passes all PROBES is asked besides: every case as small, under a schedule in turn."""
-    small = [c for c in CASES if c.B * c.H * c.Lq * c.Lk <= 1 << 12 and not isinstance(c.storage, Strided)]
+    small = [c for c in CASES if c.scores <= 1 << 12 and not isinstance(c.storage, Strided)]
     turns = [(c, list(SCHEDULES)[n % len(SCHEDULES)]) for n, c in enumerate(small)]
     return [*PROBES, *(Probe(c.id, "preset", "small" if _lowest(c) else turn) for c, turn in turns)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,3 +23,8 @@ def first_named(kernel: Any, cases: Iterable[Case]) -> str:
     report = run(kernel, list(cases))
     assert report.counts()["failed"]
     return next(line for line in report.diagnosis if "bug: " in line)
+
+
+def named_of_some(kernel: Any, cases: Sequence[Case], most: int) -> str:
+    """The same of at most so many of the cases, spread over all."""
+    return first_named(kernel, cases[:: -(-len(cases) // most)])

@@ -14,20 +14,6 @@ from refattn.visibility import Not, Or
 from tests.unseen.engine.kernel import Engine
 
 
-class RowSumNotCleared(Engine):
-    """The row sum of a block of rows goes on from the last row of the block before."""
-
-    def prefill(self, b, q, lq, lk):
-        self.left = 0
-        return super().prefill(b, q, lq, lk)
-
-    def finish(self, m, l, o):
-        if self.path == "prefill":
-            l = np.where(l > 0, l + self.left, l)
-            self.left = l[..., -1:]
-        return super().finish(m, l, o)
-
-
 class NothingWithoutKeys(Engine):
     """Entries without keys know no sinks."""
 

@@ -18,7 +18,7 @@ from tests.patient import first_named, patient  # noqa: F401
 
 MOST = 5
 """so many cases of a kind are run"""
-USUAL = [c for c in CASES if c.B * c.H * c.Lq * c.Lk < 2**12 and c.backward and supports(c) is None]
+USUAL = [c for c in CASES if c.scores < 2**12 and c.backward and supports(c) is None]
 OWN = [
     Case("few-keys", "More tiles of queries than of keys.", B=2, H=2, Lq=37, Lk=5, want=frozenset({"dq", "dk", "dv"})),
     Case("bias-of-keys", "A bias that all queries share, and several tiles of these.", B=2, H=2, Lq=61, Lk=11,

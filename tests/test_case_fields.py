@@ -60,7 +60,7 @@ def test_a_plain_function_passes_the_cases_it_takes(
     cases = [
         case
         for case in CASES
-        if is_for(case) and case.B * case.H * case.Lq * case.Lk <= SCORES
+        if is_for(case) and case.scores <= SCORES
         if candidate.supports(case) is None and not case.backward
         if not (function in BLIND and case.family.startswith("poisoned"))
         if not (isinstance(case.storage, Dense) and case.rotary is not None and (case.q_lens or case.k_lens))

@@ -22,7 +22,7 @@ from refattn.judge import Verdict, judge
 from refattn.precision import Conventions, preset
 
 SMALL = [c for c in CASES if repr(c.storage) == "Dense(layout='BHLD')" and c.want == {"out", "lse"} and c.H and c.D
-         and 0 < c.B * c.H * c.Lq * c.Lk < 2**12 and c.Dv >= 8 and c.quant is None and not c.rotary
+         and 0 < c.scores < 2**12 and c.Dv >= 8 and c.quant is None and not c.rotary
          and c.dtype == c.out_dtype == "float32"][::4]  # fmt: skip
 Change = Callable[[Any, Any, Any, Any, Any], Any]
 

@@ -127,7 +127,7 @@ def test_a_bug_of_some_cases_alone() -> None:
         return (kernel if case.softcap is not None else Streaming())(case, given)
 
     cases = [c for c in CASES if c.D % 32 and c.scale is None and c.want == {"out", "lse"} and c.dtype == "float32"
-             and c.B * c.H * c.Lq * c.Lk < 2**12]  # fmt: skip
+             and c.scores < 2**12]  # fmt: skip
     with_softcap = [c for c in cases if c.softcap is not None]
     assert with_softcap and len(cases) > len(with_softcap)
     report = run(Function(conditional, "conditional", outputs=frozenset({"out"})), cases)
@@ -148,7 +148,7 @@ def test_a_bug_of_some_cases_alone() -> None:
 def test_a_loss_of_bits_is_named(name: str, words: str) -> None:
     """Too few bits: what it explains is a share of the error, and not all."""
     kernel, separates = MUTANTS[name].implementation, MUTANTS[name].separates
-    cases = [c for c in CASES if separates(c) and c.want <= {"out", "lse"} and 2**9 < c.B * c.H * c.Lq * c.Lk < 2**13
+    cases = [c for c in CASES if separates(c) and c.want <= {"out", "lse"} and 2**9 < c.scores < 2**13
              and c.dtype == "float32"][:14]  # fmt: skip
     report = run(kernel, cases)
     assert words in report.diagnosis[0]
@@ -158,7 +158,7 @@ def test_a_loss_of_bits_is_named(name: str, words: str) -> None:
 def test_the_size_of_tiles_is_found(tile: int) -> None:
     mutant = MUTANTS["missing_rescale"]
     kernel = replace(mutant.implementation, schedule=replace(mutant.implementation.schedule, tile_k=tile))
-    cases = [c for c in CASES if c.Lk > 2 * tile and c.want == {"out", "lse"} and c.B * c.H * c.Lq * c.Lk < 2**13][:12]
+    cases = [c for c in CASES if c.Lk > 2 * tile and c.want == {"out", "lse"} and c.scores < 2**13][:12]
     report = run(kernel, cases)
     assert f"From tile to tile of {tile} keys, the output so far is not rescaled" in report.diagnosis[0]
 
@@ -220,7 +220,7 @@ def _plain(c: Case) -> bool:
     return usual and c.mask is c.dropout is c.scale is None and c.family == "peaked" and c.B > 1 < c.H == c.Hkv
 
 
-SMALL = [c for c in CASES if _plain(c) and 0 < c.B * c.H * c.Lq * c.Lk < 2**12][:6]
+SMALL = [c for c in CASES if _plain(c) and 0 < c.scores < 2**12][:6]
 
 
 def in_a_part(name: str, part: Any) -> Function:
@@ -261,7 +261,7 @@ def test_tiles_may_differ_from_case_to_case() -> None:
         y: dict[str, Any] = dict(kernels[len(case.id) % 2](case, given))
         return y
 
-    cases = [c for c in CASES if c.Lk > 36 and c.want == {"out", "lse"} and c.B * c.H * c.Lq * c.Lk < 2**12][::3][:12]
+    cases = [c for c in CASES if c.Lk > 36 and c.want == {"out", "lse"} and c.scores < 2**12][::3][:12]
     report = run(Function(kernel, "two sizes", outputs=frozenset({"out", "lse"})), cases)
     told = " ".join(report.diagnosis)
     assert "the output so far is not rescaled" in report.diagnosis[0] and "whatever the tiles" in told

@@ -29,7 +29,7 @@ Change = Callable[[Case, Answer], Answer]
 
 
 SMALL = [c for c in CASES if c.dtype == c.out_dtype == "float32" and type(c.storage).__name__ == "Dense"
-         and 0 < c.B * c.H * c.Lq * c.Lk < 2**12 and c.D and c.dropout is None and "poison" not in c.family
+         and 0 < c.scores < 2**12 and c.D and c.dropout is None and "poison" not in c.family
          and c.quant is None and c.Dv >= 4]  # fmt: skip
 FORWARD = [c for c in SMALL if c.want == {"out", "lse"}][::3]
 BACKWARD = [Case(f"grad-{n}", "Forward and backward.", B=2, H=2, Lq=n, Lk=n + 3, family="peaked",

@@ -32,7 +32,7 @@ from tests.patient import first_named, patient  # noqa: F401
 MOST = 5
 """so many cases of a kind are run"""
 KERNELS = {name: kernel for name, _, kernel in BUGS}
-USUAL = [c for c in CASES if c.B * c.H * c.Lq * c.Lk < 2**12 and attention.supports(c) is None]
+USUAL = [c for c in CASES if c.scores < 2**12 and attention.supports(c) is None]
 
 
 def _no_keys(case: Case) -> bool:

@@ -81,7 +81,7 @@ def test_a_planted_bug_is_found_shrunk_and_replayed() -> None:
     assert outcome.failure is not None and outcome.ran > 0
     case = simplified(Local(forgets_softcap), outcome.failure, 60.0).case  # what a busy machine has left
     assert case.softcap is not None
-    assert case.B * case.H * case.Lq * case.Lk <= 12, "small enough to look at"
+    assert case.scores <= 12, "small enough to look at"
     again = Case.from_json(json.loads(json.dumps(case.to_json())))
     assert examine(Local(forgets_softcap), again).status == "failed"
     assert examine(Local(candidates.honest), again).status == "passed"

@@ -21,8 +21,8 @@ from refattn.precision import preset
 from refattn.truth import Expected, truth
 
 KNOWN = frozenset("out lse dq dk dv dbias dsinks dscale dsoftcap scores capped biased weights".split())
-SMALL = [c for c in CASES if c.want <= KNOWN and c.B * c.H * c.Lq * c.Lk < 2**13 and c.Lq * c.D < 2**12]
-OTHERS = [c for c in CASES if c.B * c.H * c.Lq * c.Lk < 2**15
+SMALL = [c for c in CASES if c.want <= KNOWN and c.scores < 2**13 and c.Lq * c.D < 2**12]
+OTHERS = [c for c in CASES if c.scores < 2**15
           and (c.dropout and c.H > c.Hkv or isinstance(c.storage, Cache) and c.rotary)]  # fmt: skip
 """of which none is as small and has no other outputs"""
 ROWS = [h for kind in (hypotheses() and KINDS) for h in (kind, *kind.elsewhere)]

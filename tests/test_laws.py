@@ -325,7 +325,7 @@ BROKEN: dict[str, Streaming] = {
 @cache
 def _rows(law: str) -> tuple[Case, ...]:
     """The law's rows, cheapest first."""
-    return tuple(sorted(laws.rows([laws.LAWS[law]]), key=lambda c: c.B * c.H * c.Lq * c.Lk))
+    return tuple(sorted(laws.rows([laws.LAWS[law]]), key=lambda c: c.scores))
 
 
 def _verdicts(kernel: Any, rows: Iterable[Case]) -> list[Verdict]:

@@ -66,7 +66,7 @@ def dense_of(case: Case) -> dict[str, Array]:
     if case.sinks is not None:
         dense["sinks"] = numbered((case.H,), dtype)
     dense["dlse"] = numbered((case.B, case.H, case.Lq), np.float32)
-    dense["keep"] = np.arange(case.B * case.H * case.Lq * case.Lk).reshape(case.B, case.H, case.Lq, case.Lk) % 3 == 0
+    dense["keep"] = np.arange(case.scores).reshape(case.B, case.H, case.Lq, case.Lk) % 3 == 0
     return dense
 
 

@@ -27,7 +27,7 @@ SOURCE = re.compile(r"[\w.-]+(/[\w.-]+)?(#\d+|@[0-9a-f]{8}|:[\w./=-]+)")
 
 
 def size(case):
-    return case.B * case.H * case.Lq * case.Lk
+    return case.scores
 
 
 QUICK = sorted((case for case in CASES if size(case) <= SCORES), key=size)

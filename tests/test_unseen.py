@@ -15,7 +15,7 @@ from tests.unseen.kernel import supports
 MOST = 5
 """so many cases of a kind are run"""
 KERNELS = {name: make for name, _, make in (*BUGS, *MORE)}
-USUAL = [c for c in CASES if c.B * c.H * c.Lq * c.Lk < 2**12 and supports(c) is None]
+USUAL = [c for c in CASES if c.scores < 2**12 and supports(c) is None]
 
 
 FOUND: dict[str, tuple[Callable[[Case], bool], str]] = {

@@ -60,7 +60,7 @@ class Errors:
                 continue
             with np.errstate(all="ignore"):
                 radius = largest_of_row(np.maximum(e.hi - e.value, e.value - e.lo))
-                judged = np.isfinite(e.value) & ~e.ignored & (np.broadcast_to(radius, got.shape) > 0)
+                judged = np.isfinite(e.value) & ~e.ignored & (radius > 0)
             self.found[name] = radius, judged, self._units(got, e.value, radius, judged)
         self.size = float(sum((x * x).sum() for _, _, x in self.found.values()))
 

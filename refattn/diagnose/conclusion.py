@@ -53,8 +53,8 @@ def conclude(
     }  # fmt: skip
     sound = [h for h in against if h.whole is None or counts[h] > 1 or _telling(h, sample)]
     ranked = sorted(sound, key=lambda h: (-worth[h], *simple[h]))
-    exact = [h for h in ranked if counts[h] == n and not (h.members or h.vague or h.fitted or against[h])]
-    exact = [h for h in exact if not h.narrow or n >= SEVERAL]
+    plain = [h for h in ranked if not (h.members or h.vague or h.fitted or (h.narrow and n < SEVERAL))]
+    exact = [h for h in plain if counts[h] == n and not against[h]]
     exact.sort(key=lambda h: (h.rounding, *simple[h]))
     every = (*trials, *excused)
     exact = list(islice((h for h in exact if _explains_all(h, every)), NAMED))

@@ -20,9 +20,8 @@ LOOKED_UP = {
 
 
 def _begins_later(case: Case, how: Any) -> bool:
-    has = (case.bias is not None and case.bias_shape[3] > 1, bool(case.dropout), case.score_mod is not None)
-    there = dict(zip(("bias", "dropout", "score_mod"), has, strict=True))
-    return case.mask is not None and all(there[name] for name in how.of)
+    by_key = "bias" not in how.of or (case.bias is not None and case.bias_shape[3] > 1)
+    return case.mask is not None and by_key and all(getattr(case, name) for name in how.of)
 
 
 @kind(_begins_later, same=SAME, of=LOOKED_UP, rows=ROWS, keys=(1, *KEYS))

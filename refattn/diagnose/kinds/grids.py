@@ -27,9 +27,25 @@ def _up(n: Array, tile: int) -> Array:
     return -(-n // tile)
 
 
-def _first(count: Callable[[Array, Array, int], Array], axis: int) -> Reached:
-    """The first tiles, so many of each entry, of queries or keys."""
-    return lambda c, lq, lk, t: np.arange((c.Lq, c.Lk)[axis]) < count(lq, lk, t) * t
+def _tiles(axis: int, other: str) -> dict[str, Reached]:
+    """The first tiles of each entry, of queries (axis 0) or keys (1), as many as these words say."""
+    counts: dict[str, Callable[[Array, Array, int], Array]] = {
+        f"there are of {other}": lambda own, others, t: _up(others, t),
+        "there are whole ones": lambda own, others, t: own // t,
+        "the first entry has": lambda own, others, t: _up(own[0], t),
+        "the shortest entry has": lambda own, others, t: _up(own.min(), t),
+        "there are of twice the size": lambda own, others, t: _up(own, 2 * t),
+        "there are of four times the size": lambda own, others, t: _up(own, 4 * t),
+    }
+
+    def reached(count: Callable[[Array, Array, int], Array]) -> Reached:
+        def first(c: Case, lq: Array, lk: Array, t: int) -> Array:
+            own, others = (lk, lq) if axis else (lq, lk)
+            return np.arange((c.Lq, c.Lk)[axis]) < count(own, others, t) * t
+
+        return first
+
+    return {words: reached(count) for words, count in counts.items()}
 
 
 def _packed(c: Case, lq: Array, by_query: bool) -> Array:
@@ -38,26 +54,13 @@ def _packed(c: Case, lq: Array, by_query: bool) -> Array:
     return i * c.group + one if by_query else one * lq + i
 
 
-OF_QUERIES: dict[str, Reached] = {
-    "there are of keys": _first(lambda lq, lk, t: _up(lk, t), 0),
-    "there are whole ones": _first(lambda lq, lk, t: lq // t, 0),
-    "the first entry has": _first(lambda lq, lk, t: _up(lq[0], t), 0),
-    "the shortest entry has": _first(lambda lq, lk, t: _up(lq.min(), t), 0),
-    "there are of twice the size": _first(lambda lq, lk, t: _up(lq, 2 * t), 0),
-    "there are of four times the size": _first(lambda lq, lk, t: _up(lq, 4 * t), 0),
+OF_QUERIES = _tiles(0, "keys") | {
     "one head has, though those of a group are packed query by query":
         lambda c, lq, lk, t: _packed(c, lq, True) < _up(lq, t) * t,
     "one head has, though those of a group are packed head by head":
         lambda c, lq, lk, t: _packed(c, lq, False) < _up(lq, t) * t,
 }  # fmt: skip
-OF_KEYS: dict[str, Reached] = {
-    "there are of queries": _first(lambda lq, lk, t: _up(lq, t), 1),
-    "there are whole ones": _first(lambda lq, lk, t: lk // t, 1),
-    "the first entry has": _first(lambda lq, lk, t: _up(lk[0], t), 1),
-    "the shortest entry has": _first(lambda lq, lk, t: _up(lk.min(), t), 1),
-    "there are of twice the size": _first(lambda lq, lk, t: _up(lk, 2 * t), 1),
-    "there are of four times the size": _first(lambda lq, lk, t: _up(lk, 4 * t), 1),
-}
+OF_KEYS = _tiles(1, "queries")
 ROWS = {"out and lse": ("out", "lse"), "dq": ("dq",), "dq and dbias": ("dq", "dbias")}
 KEYS = {"dk and dv": ("dk", "dv"), "dk": ("dk",), "dv": ("dv",), "dk, dv and dbias": ("dk", "dv", "dbias")}
 
