@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 
 from .judge import Verdict
 
-__all__ = ["cleaned", "plain"]
+__all__ = ["cleaned", "plain", "without_folders"]
 
 LIMIT = 4000
 """characters that are kept of one text: its beginning and its end"""
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_FOLDERS = re.compile(
+    r"""(?<=["'])(?:[A-Za-z]:)?[/\\][^"'\n]*[/\\]"""  # within quotes, as of frames, names may hold spaces
+    r"""|(?<![\w.:/])/(?:[^\s/"':]+/)+"""
+    r"""|\b[A-Za-z]:\\(?:[^\s\\"':]+\\)+"""
+)
 
 
 def plain(text: str) -> str:
@@ -23,11 +29,20 @@ def plain(text: str) -> str:
     return _UNSAFE.sub(_escape, _shortened(text))
 
 
-def cleaned(verdict: Verdict) -> Verdict:
-    """The verdict with plain texts."""
-    reasons, notes, suspicions = (
-        tuple(map(plain, texts)) for texts in (verdict.reasons, verdict.notes, verdict.suspicions)
-    )
+def without_folders(text: str) -> str:
+    r"""The text with the names of files alone, for a page that others read: where they lie is of this machine.
+
+    >>> print(without_folders('File "/home/me/my code/kernel.py", line 3 in run\nOSError: /tmp/x/model.bin, 1/2/3'))
+    File "kernel.py", line 3 in run
+    OSError: model.bin, 1/2/3
+    """
+    return _FOLDERS.sub("", text)
+
+
+def cleaned(verdict: Verdict, by: Callable[[str], str] = plain) -> Verdict:
+    """The verdict with plain texts, or with what `by` makes of each."""
+    texts = verdict.reasons, verdict.notes, verdict.suspicions
+    reasons, notes, suspicions = (tuple(map(by, each)) for each in texts)
     return dataclasses.replace(verdict, reasons=reasons, notes=notes, suspicions=suspicions)
 
 

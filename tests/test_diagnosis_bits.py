@@ -13,6 +13,7 @@ import pytest
 
 from refattn.case import Case
 from refattn.diagnose.bits import Along, along
+from refattn.diagnose.effort import Effort
 from refattn.diagnose.kinds.roundings import cut
 from refattn.diagnose.trial import Trial
 from refattn.inputs import make
@@ -36,7 +37,7 @@ def answered(case: Case, out: Array) -> Verdict:
     return judge(make(case), {"out": out}, contract, Conventions(), outputs=frozenset({"out"}))
 
 
-def told(change: Change) -> Along | None:
+def told(change: Change, seconds: float = 60.0) -> Along | None:
     """Of answers that are changed, beside errors of its own, drawn at random: up to a quarter of the last place."""
     trials = []
     for case in CASES:
@@ -48,13 +49,22 @@ def told(change: Change) -> Along | None:
         if verdict.status == "failed":
             trials.append(Trial(verdict))
     assert trials
-    return along(trials, 60.0)
+    return along(trials, Effort(work=5.0), 5.0 + seconds)
+
+
+def cut_off(case: Case, x: Array) -> Array:
+    return np.asarray(cut(x, "bfloat16").astype(ml_dtypes.bfloat16))
 
 
 def test_an_output_that_is_cut_is_told_beside_the_kernels_own_errors() -> None:
-    found = told(lambda case, x: cut(x, "bfloat16").astype(ml_dtypes.bfloat16))
+    found = told(cut_off)
     assert found is not None and "output is cut" in found.hypothesis.what
     assert 0.4 <= found.share < 0.9  # not its exact size
+
+
+def test_time_is_counted_in_work() -> None:
+    """Nothing is named once that is done, however fast the processor was."""
+    assert told(cut_off, seconds=1e-9) is None
 
 
 @pytest.mark.parametrize("change", [

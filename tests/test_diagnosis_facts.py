@@ -15,7 +15,8 @@ from refattn.case import Case
 from refattn.cases import CASES
 from refattn.diagnose import Suspects
 from refattn.diagnose.conditions import common
-from refattn.diagnose.facts import facts
+from refattn.diagnose.effort import Effort
+from refattn.diagnose.facts import LOOK, facts
 from refattn.diagnose.merging import merged
 from refattn.diagnose.trial import Trial
 from refattn.inputs import Problem, make
@@ -55,7 +56,7 @@ def told(change: Change, cases: Sequence[Case] = FORWARD) -> str:
     verdicts = [verdict(c, change) for c in cases]
     failed = [Trial(v) for v in verdicts if v.status == "failed"]
     assert failed
-    return "\n".join(facts(failed, [v.case for v in verdicts if v.status == "passed"], len(failed), 20.0))
+    return "\n".join(facts(failed, [v.case for v in verdicts if v.status == "passed"], len(failed), Effort(), 20.0))
 
 
 def scale_of(case: Case) -> float:
@@ -156,6 +157,18 @@ def test_keys_are_told() -> None:
     assert "most wrong rows of out are as if keys that should be seen had no weight" in told(without_last_key, plain)
 
 
+def test_time_is_counted_in_work() -> None:
+    """On every machine as many cases are looked at, and one at least."""
+    trials = [Trial(verdict(c, changed("lse", lambda c, x: x + 1))) for c in FORWARD[:6]]
+    seen = []
+    for seconds in (0.0, 2.5 * LOOK, 1.0):
+        effort = Effort(work=7.0)
+        first = facts(trials, [], len(trials), effort, 7.0 + seconds)[0]
+        seen.append(first.removeprefix("lse is wrong; out is right"))
+        assert effort.work > 7.0
+    assert seen == [" (in 1 of 6 failing cases that were looked at)", " (in 3 of 6 failing cases that were looked at)", ""]
+
+
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "smaller": lambda x: x - 0.3, "larger": lambda x: x + 0.3, "twice": lambda x: 2 * x, "negated": lambda x: -x,
     "nan": lambda x: x * np.nan, "0": lambda x: 0 * x, "first row": lambda x: np.where(_at(x, 2, 0), x + 0.3, x),
@@ -191,7 +204,7 @@ def test_nothing_is_said_that_does_not_hold(seed: int) -> None:
 
     verdicts = [v for c in FORWARD if (v := verdict(c, change)).status == "failed"]
     failed = [v.case for v in verdicts]
-    said = facts([Trial(v) for v in verdicts], [c for c in FORWARD if c not in failed], len(verdicts), 20.0)
+    said = facts([Trial(v) for v in verdicts], [c for c in FORWARD if c not in failed], len(verdicts), Effort(), 20.0)
     if not verdicts:
         assert said == []
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import subprocess
@@ -15,7 +16,12 @@ import candidates
 import pytest
 
 from refattn import cli
+from refattn.cases import by_id
 from refattn.matrix.columns import _file, columns
+from refattn.matrix.exports import as_json, as_junit_xml
+from refattn.matrix.page import as_html
+from refattn.matrix.table import made
+from refattn.record import recorded_run
 
 Run = Callable[..., tuple[int, str, str]]
 CASES = ("--case", "full-tiny-f32", "--case", "causal-tiny-f32")
@@ -26,6 +32,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("user")
     candidates.install(path)
     (path / "broken.py").write_text("raise RuntimeError('boom')\n")
+    (path / "lost.py").write_text(
+        "import os\n"
+        "def crashes(q, k, v):\n"
+        "    os.abort()\n"
+        "def raises(q, k, v):\n"
+        "    raise OSError(f'cannot read {os.getcwd()}/weights.bin')\n"
+    )
     (path / "counting.py").write_text(
         "import time\n"
         "from refattn import attention as true\n"
@@ -111,6 +124,21 @@ def test_failures_and_what_cannot_be_loaded(refattn: Run, tmp_path: Path) -> Non
     picture = found["my_kernel:ignores_masks"].failures()[0].picture
     assert picture is not None and picture["output"] == "out"
     assert refattn("my_kernel:honest", *CASES, "--runs", runs)[0] == 0
+
+
+def test_pages_do_not_say_where_on_the_machine_something_failed(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    for name in ("crashes", "raises"):
+        recorded_run(f"lost:{name}", [by_id("full-tiny-f32")], tmp_path / f"lost.{name}.jsonl")
+    told = {"spec": "lost", "why": "cannot be loaded", "said": f'  File "{folder}/lost.py", line 9 in load'}
+    (tmp_path / "lost.unloaded.json").write_text(json.dumps(told))
+    table = made(columns(tmp_path))
+    page, junit, data = html.unescape(as_html(table)), html.unescape(as_junit_xml(table)), str(as_json(table))
+    for text in (page, junit, data):
+        assert not any(str(where) in text for where in (folder, sys.prefix, Path(cli.__file__).parent))
+    for said in ('File "lost.py", line 3 in crashes', "cannot read weights.bin", 'File "lost.py", line 9 in load'):
+        assert said in page and said in junit, said
+    assert str(folder) in (tmp_path / "lost.crashes.jsonl").read_text(), "that is for who ran it"
 
 
 def test_a_library_that_is_missing_is_no_failure(

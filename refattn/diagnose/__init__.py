@@ -23,13 +23,11 @@ to case.  Where none explains all, it is deduced from the answers which keys cou
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from ..case import Case
 from ..judge import Verdict
 from .diagnosis import Diagnosis
 from .evidence import can_be_evaluated
-from .facts import facts
 from .merging import merged as merged_diagnoses
 from .suspects import Suspects
 from .trial import Trial
@@ -45,13 +43,6 @@ def diagnose(
     `failing` is how many cases failed in all; `seconds` is when no further hypothesis is begun.
     """
     suspects = Suspects(seconds=seconds, passed=list(passed))
-    for verdict in failures:
-        if can_be_evaluated(verdict):
-            suspects.trials.append(Trial(verdict))
+    suspects.trials += [Trial(v, suspects.search.effort) for v in failures if can_be_evaluated(v)]
     suspects.failing = len(failures) if failing is None else failing
-    if not suspects.trials:
-        return Diagnosis(failing=suspects.failing)
-    found = suspects.diagnosis()
-    if found.first is not None:
-        return found
-    return replace(found, common=tuple(facts(suspects.trials, suspects.passed, suspects.failing, seconds / 4)))
+    return suspects.diagnosis()

@@ -8,7 +8,6 @@ regression of the errors on those of the hypothesis).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import round_to
-from .distances import largest_of_row
+from .effort import Effort
 from .hypothesis import Hypothesis, hypotheses
 from .order import richness, spread
 from .trial import Trial
@@ -51,16 +50,15 @@ class Along:
 class Errors:
     """Of a failure: the errors of what is wrong in units of the radius, and those that a hypothesis would make."""
 
-    def __init__(self, trial: Trial) -> None:
-        self.trial = trial
+    def __init__(self, trial: Trial, effort: Effort) -> None:
+        self.trial, self.effort = trial, effort
         self.found: dict[str, tuple[Array, Array, Array]] = {}
         for name in sorted(trial.failing):
             e, got = trial.expected[name], trial.got[name]
             if got.shape != e.value.shape:
                 continue
-            with np.errstate(all="ignore"):
-                radius = largest_of_row(np.maximum(e.hi - e.value, e.value - e.lo))
-                judged = np.isfinite(e.value) & ~e.ignored & (radius > 0)
+            radius, _, _ = trial.about(name)
+            judged = np.isfinite(e.value) & ~e.ignored & (radius > 0)
             self.found[name] = radius, judged, self._units(got, e.value, radius, judged)
         self.size = float(sum((x * x).sum() for _, _, x in self.found.values()))
 
@@ -82,6 +80,7 @@ class Errors:
         """The share of the squared error that is none beside a hypothesis, and the slope."""
         if not (self.trial.failing <= h.shows and h.separates(self.trial.case)) or not self.size:
             return 0.0, 1.0
+        self.effort.solved(self.trial.case.scores)
         try:
             with np.errstate(all="ignore"):
                 answer = h.solve(self.trial.inputs, self.trial.contract, frozenset(self.found))
@@ -99,25 +98,25 @@ class Errors:
         return max(-1.0, 1 - left / self.size), both / own if own else 0.0
 
 
-def along(trials: Sequence[Trial], seconds: float) -> Along | None:
+def along(trials: Sequence[Trial], effort: Effort, until: float) -> Along | None:
     """The loss of bits that the errors of these failures go along with.
 
-    None if most are too large for one, or multiples of the results explain them far better.  It takes so many seconds
-    at most, a quarter of them for all of the failures.
+    None if most are too large for one, or multiples of the results explain them far better.  A quarter of the work
+    until then is for all of the failures.
     """
-    until = time.thread_time() + seconds
+    first_until = until - (until - effort.seconds) / 4
     slight = [t for t in trials if t.worst.slight]
     if len(slight) < len(trials) / 2:
         return None
-    some = [e for e in map(Errors, spread(slight, ALL)) if e.size]
+    some = [e for t in spread(slight, ALL) if (e := Errors(t, effort)).size]
     shares: dict[Hypothesis, float] = {}
     first = sorted(some, key=lambda e: e.trial.case.scores)[:FIRST]
     for h in _losses():
-        if time.thread_time() > until - seconds / 4:
+        if effort.seconds > first_until:
             break
         shares[h] = sum(errors.fit(h)[0] for errors in first)
     best = set(sorted(shares, key=lambda h: -shares[h])[:BEST])
-    fits = {h: [errors.fit(h) for errors in some] for h in shares if h in best and time.thread_time() < until}
+    fits = {h: [errors.fit(h) for errors in some] for h in shares if h in best and effort.seconds < until}
     mean = {h: float(np.mean([share for share, _ in rows])) for h, rows in fits.items()}
     slope = {h: float(np.median([x for _, x in rows])) for h, rows in fits.items()}
     fit = [h for h in mean if mean[h] >= LEAST and SLOPE[0] <= slope[h] <= SLOPE[1]]

@@ -1,215 +1,205 @@
-"""Which keys count in which rows, deduced from the answers, and a rule that says so: a hypothesis nobody wrote down.
+"""A hypothesis nobody wrote down: what is wrong, and a rule on the pairs of queries and keys for which it is.
 
 Where no hypothesis explains the failures, out and lse of each row tell how often its keys count
-(`refattn.localise.participation`).  What differs from the mask is compared with all rules of a form: keys from an edge
-on, before it, or so many from it on are left out, counted twice, or seen although they are hidden, in all rows or in
-those of a region (`refattn.diagnose.edges`, `refattn.diagnose.regions`).  A rule that holds in most cases becomes a
-hypothesis, and has to explain the answers as any other.
+(`refattn.localise.participation`), and for which of them something else may be wrong: that they are not scaled, or
+without their bias, or any hypothesis about a pair (`refattn.diagnose.effects`).  Where the forward is right, dq of each
+row tells for which keys, dk and dv of each key for which rows (`refattn.diagnose.chosen_pairs`).  What is so is
+compared with all rules of some forms (`refattn.diagnose.rules`).  One that holds in most cases becomes a hypothesis,
+and has to explain the answers as any other.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
 
 from ..case import NAMES, Case
+from .alone import alone
+from .chosen_pairs import ASPECTS, chosen_pairs
 from .dense import Array, Inputs
-from .edges import EDGES, Edge, Shape, shape_of
+from .edges import Shape, shape_of
+from .effects import LEFT_OUT, SEEN, TWICE, Effect, effects
 from .effort import Effort
 from .hypothesis import Hypothesis
-from .known import ROWED, Known, Look, look_at, seen_shape
-from .model import Model
-from .regions import Region
+from .known import Known, seen_shape, times_of
+from .match import FORWARD
+from .mixed import mixed
+from .rules import Rule, holding
 from .trial import Trial
 
 __all__ = ["deduced"]
 
 CASES, MOST = 9, 2**13
 """so many failing cases are looked at, of no more scores"""
-RANGES, MOST_ENDS = (1, 4, 8, 16, 32, 64, 128), 16
-"""keys in a run of a fixed size; edges that may begin one, and that may end one"""
-KEPT, BOTH = 6, 2
-"""rules that become hypotheses, and of each way in which keys count otherwise, where there are several"""
-DOES = {"left out": "are left out", "counted twice": "count twice", "seen": "are seen"}
-LOOK, ROW, EDGE = 0.05, 5e-4, 1e-4
-"""seconds to look at a case and at each row of it, and to try a form with an edge"""
-COST = 0.5
-"""cases that a rule has to hold in more, if it is further from plain"""
+BOTH = 2
+"""rules of each way in which keys count otherwise, where there are several"""
+LOOK, ROW, ASKED = 0.05, 5e-4, 5e-4
+"""seconds to look at a case and at each row of it, and to ask of an effect whether it may be so for some pairs"""
 SURE = 2
-"""Cases that a rule holds in, or rows of one with edges of its own."""
+"""cases that a rule holds in, if there are so many, times two"""
+MOSTLY = 0.7
+"""of the cases in which an effect would show"""
+ENOUGH = 24
+"""hypotheses"""
 
-
-@dataclass(frozen=True, eq=False)
-class Rule:
-    """Which pairs of query and key it is about, and in what way: "left out", "counted twice" or "seen"."""
-
-    how: str
-    words: str
-    inside: Callable[[Shape], Array]
-    region: Region | None = None
-
-    def pairs(self, inputs: Inputs) -> Array:
-        """(B, H, Lq, Lk)."""
-        shape = seen_shape(inputs)
-        at = self.inside(shape) & (shape.visible if self.how != "seen" else ~shape.visible)
-        at = at & (np.arange(inputs.case.Lk) < shape.keys[..., None])
-        if self.region is not None and self.region.rows is not None:
-            at = at & np.broadcast_to(self.region.rows(inputs), at.shape[:3])[..., None]
-        return at
-
-    def __str__(self) -> str:
-        return f"{self.words} {DOES[self.how]}" + ("" if self.region is None else f", in {self.region.words}")
+Among = Callable[[Shape], Array]
+Found = tuple[Effect, Rule]
 
 
 def deduced(trials: Sequence[Trial], effort: Effort, until: float) -> list[Hypothesis]:
-    """The simplest rules that hold in most of the failures; none if out tells nothing."""
-    small = [t for t in sorted(trials, key=lambda t: t.case.scores) if "out" in t.failing and t.case.scores < MOST]
-    looks: list[Look] = []
-    for tried, trial in enumerate(small[:: -(-len(small) // CASES)] if small else ()):
+    """The simplest rules that hold in most of the failures; none if the answers tell of none."""
+    small = [t for t in sorted(trials, key=lambda t: t.case.scores) if t.case.scores < MOST and _can_tell(t)]
+    forward = [t for t in small if "out" in t.failing]
+    rules = [_hypothesis(rules) for rules in _of_times(_some(forward), effort, until)]
+    found = [x for h in rules for x in (h, *h.elsewhere)]
+    if any(2 * _explained(h, _some(forward)) >= len(_some(forward)) for h in found):
+        return found
+    backward = [t for t in small if not t.failing & FORWARD]
+    for aspect, names in ASPECTS.items():
+        some = _some(forward if aspect == "out" else [t for t in backward if t.failing & names])
+        wrong = frozenset[str]().union(*(t.failing & names for t in some))
+        for row in islice(_of_effects(some, aspect, effort, until), ENOUGH):
+            h = _hypothesis([row])
+            if aspect == "out":
+                found += [h, *h.elsewhere]
+            else:
+                found += [y for x in h.elsewhere if x.part == "backward" for y in (x, alone(x, wrong))]
+    return found
+
+
+def _explained(h: Hypothesis, trials: Sequence[Trial]) -> int:
+    """The forward of how many failures it explains."""
+    matches = [t.match(h) for t in trials]
+    return sum(m.nearly or m.forward for m in matches)
+
+
+def _can_tell(trial: Trial) -> bool:
+    case = trial.case
+    return bool(case.H and case.Hkv and case.Dv and case.D and case.Lk and case.Lq) and not trial.excused
+
+
+def _some(trials: Sequence[Trial]) -> Sequence[Trial]:
+    return trials[:: -(-len(trials) // CASES)] if trials else ()
+
+
+# ---- how often keys count
+
+
+def _of_times(trials: Sequence[Trial], effort: Effort, until: float) -> list[list[Found]]:
+    """Rules on how often keys count, those of each way in which they do together."""
+    looks: list[tuple[Trial, Array]] = []
+    for tried, trial in enumerate(trials):
         if effort.seconds > until or (tried >= CASES / 3 and not looks):
             break
-        look = look_at(trial)
+        times = times_of(trial)
         effort.work += LOOK + ROW * trial.case.B * trial.case.H * trial.case.Lq
-        looks += [] if look is None else [look]
-    found = [rules for how in DOES if (rules := _rules(how, looks, effort, until))]
-    some = [rules[: KEPT if len(found) == 1 else BOTH] for rules in found]
-    return [_hypothesis(rules) for rules in product(*some)] if some else []
+        looks += [] if times is None else [(trial, times)]
+    some = [rows for effect in (LEFT_OUT, TWICE, SEEN) if (rows := _of_way(effect, looks, effort, until))]
+    return [list(rows) for rows in product(*(rows if len(some) == 1 else rows[:BOTH] for rows in some))] if some else []
 
 
-Form = tuple[str, Callable[..., Array], Callable[..., Array]]
-"""words, whether edges (B, H, Lq) fit a row of what is known, and the keys j that it says (j, edges)"""
-
-FORMS: tuple[Form, ...] = (
-    ("keys from {} on", lambda k, e: (k.after_miss <= e) & (e <= k.first_hit), lambda j, e: j >= e),
-    ("keys before {}", lambda k, e: (k.after_hit <= e) & (e <= k.first_miss), lambda j, e: j < e),
-    *((f"{n} key{'s' * (n > 1)} from {{}} on", lambda k, e, n=n: k.within(e, e + n),
-       lambda j, e, n=n: (j >= e) & (j < e + n)) for n in RANGES),
-)  # fmt: skip
-BETWEEN: Form = ("keys from {} on, and before {}", lambda k, a, b: k.within(a, b), lambda j, a, b: (j >= a) & (j < b))
+def _visible(x: Shape) -> Array:
+    return x.visible
 
 
-def _ends(known: Sequence[Known]) -> list[tuple[Edge, Edge]]:
-    """Pairs of edges, the first of which may begin and the second end what is so, in most cases."""
-    some = [k for k in known if k.some.any()]
-
-    def likely(fits: Callable[[Known, Array], Array]) -> list[Edge]:
-        counts = {edge: sum(not (k.some & ~fits(k, edge.of(k.look.shape))).any() for k in some) for edge in EDGES}
-        best = sorted((edge for edge, n in counts.items() if n > 0.7 * len(some)), key=lambda e: (-counts[e], e.cost))
-        return best[:MOST_ENDS]
-
-    begins = likely(lambda k, e: (e <= k.first_hit) & (k.between(e, k.first_hit) == 0))
-    ends = likely(lambda k, e: (e >= k.after_hit) & (k.between(k.after_hit, e) == 0))
-    return [(a, b) for a in begins for b in ends if a is not b]
+def _hidden(x: Shape) -> Array:
+    return ~x.visible
 
 
-SIDES: dict[str, Callable[[Shape], Array]] = {
-    "behind what the row sees": lambda x: np.arange(x.visible.shape[3]) >= x.stop[..., None],
-    "ahead of what the row sees": lambda x: np.arange(x.visible.shape[3]) < x.first[..., None],
+AMONG: dict[str, Among] = {
+    "": _hidden,
+    ", behind what the row sees,": lambda x: ~x.visible & (np.arange(x.visible.shape[3]) >= x.stop[..., None]),
+    ", ahead of what the row sees,": lambda x: ~x.visible & (np.arange(x.visible.shape[3]) < x.first[..., None]),
 }
 
 
-def _rules(how: str, looks: Sequence[Look], effort: Effort, until: float) -> list[Rule]:
-    """Those that hold in most cases, the simplest first; none if nothing is so, or no rule holds in enough of them."""
-    sides: dict[str, Callable[[Shape], Array]] = {"": lambda x: np.ones((), bool)} | (SIDES if how == "seen" else {})
-    found: list[tuple[float, int, int, Rule]] = []
+def _of_way(
+    effect: Effect, looks: Sequence[tuple[Trial, Array]], effort: Effort, until: float
+) -> list[Found]:  # fmt: skip
+    found: list[tuple[float, int, Effect, Rule]] = []
     telling = 0
-    for words, side in sides.items():
+    for words, among in (AMONG if effect is SEEN else {"": _visible}).items():
         known = []
-        for look in looks:
-            hit, miss = look.of(how)
-            at = side(look.shape)
+        for trial, times in looks:
+            shape = seen_shape(trial.inputs)
+            there = among(shape) & (np.arange(shape.visible.shape[3]) < shape.keys[..., None])
+            hit = there & (times >= 1 if effect is SEEN else times == (0 if effect is LEFT_OUT else 2))
+            miss = there & ~hit & ~np.isnan(times)
             some = hit.any(-1)
-            if how == "left out" and 2 * (some & miss.any(-1)).sum() < some.sum():
+            elsewhere = effect is SEEN and (~shape.visible & (times >= 1) & ~hit).any()
+            if effect is LEFT_OUT and 2 * (some & miss.any(-1)).sum() < some.sum():
                 continue  # where nothing is left of most rows, that is no matter of which keys
-            if some.any() and not (hit & ~at).any():
-                known.append(Known(look, hit, miss & at))
+            if some.any() and not elsewhere:
+                known.append(Known(trial.inputs, hit, miss))
         telling = max(telling, len(known))
-        if not known or (len(known) < SURE and len(looks) >= 2 * SURE):
-            continue
-        forms: list[tuple[int, Form, tuple[Edge, ...]]] = [
-            (edge.cost + 2 * (at > 1), form, (edge,)) for edge in EDGES for at, form in enumerate(FORMS)
-        ]
-        forms += [(2 + a.cost + b.cost, BETWEEN, (a, b)) for a, b in _ends(known)]
-        said: set[tuple[Any, Region | None, int]] = set()
-        for place, (cost, form, edges) in enumerate(forms):
-            effort.work += EDGE
-            if effort.seconds > until:
-                break
-            for region, n in _held(form, edges, known):
-                if (edges, region, n) not in said:  # or a simpler form says as much
-                    said.add((edges, region, n))
-                    made = Rule(how, _words(how, words, form, edges), _pairs(side, form, edges), region)
-                    found.append((COST * (2 * (region is not None) + cost) - n, place, n, made))
-    if not found:
+        if known and not (len(known) < SURE and len(looks) >= 2 * SURE):
+            says = Effect(effect.says.format("{}" + words), effect.made)
+            found += [(against, n, says, rule) for against, n, rule in holding(known, telling, effort, until, among)]
+    best = sorted(found, key=lambda x: x[0])
+    return [(says, rule) for _, n, says, rule in best if n >= max(telling / 2, 1)]
+
+
+# ---- for which pairs something else is wrong
+
+
+def _of_effects(trials: Sequence[Trial], aspect: str, effort: Effort, until: float) -> Iterator[Found]:
+    """Of all effects those that may be so for some pairs in most cases, each with its rules."""
+    found: list[tuple[float, Effect, Rule]] = []
+    plain = (LEFT_OUT, TWICE, SEEN) if aspect != "out" else ()
+    for effect in (*plain, *effects()) if trials else ():
+        if effort.seconds > until or (found and plain and effect not in plain):
+            break  # how often a pair counts is simpler than all else
+        known = _where(trials, effect, aspect, effort)
+        for by_key in (False, True) if known else ():
+            rows = [Known(inputs, times == 1, times == 0, by_key) for inputs, times in known]
+            rows.sort(key=lambda k: -int(k.hit.sum()))  # those that tell most first
+            found += [(against, effect, rule) for against, _, rule in holding(rows, len(known), effort, until)]
+    for _, effect, rule in sorted(found, key=lambda x: x[0]):
+        yield effect, rule
+
+
+def _where(trials: Sequence[Trial], effect: Effect, aspect: str, effort: Effort) -> list[tuple[Inputs, Array]]:
+    """Of most of the cases in which it may show, for which pairs it is so; else none."""
+    shows = [t for t in trials if effect.of is None or effect.of.separates(t.case)]
+    if len(shows) < MOSTLY * len(trials):
         return []
-    best = sorted(found, key=lambda x: x[:2])
-    return _distinct([rule for _, _, n, rule in best if n >= max(telling / 2, 1)], looks)
+    found: list[tuple[Inputs, Array]] = []
+    for tried, trial in enumerate(shows):
+        effort.work += ASKED
+        times = chosen_pairs(trial, effect.made, aspect)
+        found += [] if times is None else [(trial.inputs, times)]
+        if tried + 1 - len(found) > (1 - MOSTLY) * len(shows):
+            return []
+    return found
 
 
-def _distinct(rules: Sequence[Rule], looks: Sequence[Look]) -> list[Rule]:
-    """The first few that are about different pairs."""
-    found: dict[bytes, Rule] = {}
-    for rule in rules[: 8 * KEPT]:
-        found.setdefault(b"".join(np.packbits(rule.pairs(look.inputs)).tobytes() for look in looks), rule)
-    return list(found.values())[:KEPT]
+# ---- the hypothesis
 
 
-def _words(how: str, side: str, form: Form, edges: Sequence[Edge]) -> str:
-    text = form[0].format(*(edge.words for edge in edges))
-    return f"Hidden {text}{f', {side},' if side else ''}" if how == "seen" else f"{text[0].upper()}{text[1:]}"
-
-
-def _pairs(side: Callable[[Shape], Array], form: Form, edges: Sequence[Edge]) -> Callable[[Shape], Array]:
-    return lambda x: form[2](np.arange(x.visible.shape[3]), *(e.of(x)[..., None] for e in edges)) & side(x)
-
-
-def _held(form: Form, edges: Sequence[Edge], known: Sequence[Known]) -> Iterator[tuple[Region | None, int]]:
-    """The region in which the rule holds, None for all rows, and in how many cases it does."""
-    everywhere, held = 0, np.zeros(len(ROWED), int)
-    for left, k in zip(range(len(known) - 1, -1, -1), known, strict=True):
-        fits = form[1](k, *(np.maximum(edge.of(k.look.shape), 0) for edge in edges))
-        if not (k.some & ~fits).any():
-            everywhere += bool(fits.all())
-            rows = k.regions()
-            bad, some = (~fits).ravel().astype(np.float32), k.some.ravel().astype(np.float32)
-            held += (rows @ bad == 0) & (rows @ some == some.sum())
-        if max(everywhere, held.max()) + left < len(known) / 2:
-            return
-    if 2 * everywhere >= len(known):
-        yield None, everywhere
-    for at in np.flatnonzero(held > max(everywhere, (len(known) - 1) / 2)).tolist():
-        yield ROWED[at], int(held[at])
-
-
-def _hypothesis(rules: Sequence[Rule]) -> Hypothesis:
-    class deduced_rule(Model):
-        def visible(self) -> Array:
-            seen = super().visible()
-            for rule in rules:
-                at = rule.pairs(self.inputs)
-                seen = seen | at if rule.how == "seen" else seen & ~at if rule.how == "left out" else seen
-            return seen
-
-        def hide(self, t: Array) -> Array:
-            t = super().hide(t)
-            for rule in rules:
-                t = t + self.dtype(math.log(2)) * rule.pairs(self.inputs) if rule.how == "counted twice" else t
-            return t
-
-    words = "; ".join(map(str, rules))
+def _hypothesis(rules: Sequence[Found]) -> Hypothesis:
+    made = mixed([(effect.made, rule.pairs) for effect, rule in rules])
+    made.__name__ = "deduced_rule"
+    texts = [effect.says.format(f"{rule.words}") + _in_region(rule) for effect, rule in rules]
+    words = "; ".join(text[0].upper() + text[1:] for text in texts)
 
     def separates(case: Case) -> bool:
         shape = shape_of(case)
-        return case.scores > 0 and any(bool(rule.inside(shape).any()) for rule in rules)
+        return case.scores > 0 and any(_any(rule, shape) for _, rule in rules)
 
     def solve(inputs: Inputs, contract: Any, want: frozenset[str]) -> Any:
-        return deduced_rule(inputs, contract).solve(want)
+        return made(inputs, contract).solve(want)
 
     return Hypothesis(
-        f"deduced[{words}]", words, separates, frozenset(NAMES), solve, made=deduced_rule, narrow=1, fitted=True
+        f"deduced[{words}]", words, separates, frozenset(NAMES), solve, made=made, narrow=1, fitted=True
     )
+
+
+def _in_region(rule: Rule) -> str:
+    return "" if rule.region is None else f", in {rule.region.words}"
+
+
+def _any(rule: Rule, shape: Shape) -> bool:
+    return bool(np.any(rule.of(shape.by_key if rule.by_key else shape)))

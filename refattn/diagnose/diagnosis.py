@@ -50,6 +50,12 @@ class Diagnosis:
         """What is named first, if it explains some cases."""
         return next(iter((*self.found, *(h for h, _ in self.likely))), None)
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether something else may explain more: it leaves failures, or cases that passed speak against it."""
+        sure = self.where is not None and self.where.sure
+        return not self.found and not (self.cases == self.failing and (sure or not self.against))
+
     def lines(self) -> list[str]:
         """What to say of it."""
         if self.found:

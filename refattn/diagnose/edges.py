@@ -1,7 +1,8 @@
 """Where a kernel may begin or end among the keys of a row, in the sizes of a case: what deduced rules are made of.
 
 An edge is an index of keys for each row: the number of keys, the first or the last key that the row sees or that its
-tile sees, the diagonal, as they are, off by a few, or rounded to tiles.
+tile sees, the diagonal, as they are, off by a few, or rounded to tiles.  Or an index of rows for each key, where the
+two have changed places.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from ..case import Case, Paged
 from .dense import Array
 
-__all__ = ["EDGES", "Edge", "Shape", "shape_of"]
+__all__ = ["EDGES", "EDGES_OF_KEYS", "Edge", "Shape", "shape_of"]
 
 TILES = (2, 4, 8, 16, 32, 64, 128)
 OFF = (*range(1, 9), 16, 32, 64, 128)
@@ -28,23 +29,33 @@ NUMBERS = (*range(1, 65), 96, 128, 192, 256)
 
 
 class Shape:
-    """What edges go by: the mask of a case, and what is read off it."""
+    """What edges go by: the mask of a case, (B, H, rows, keys), and what is read off it.
 
-    def __init__(self, case: Case, visible: Array) -> None:
-        self.case, self.visible = case, visible
+    Where they have changed places, keys are called rows and rows keys.
+    """
+
+    def __init__(self, case: Case, visible: Array, exchanged: bool = False) -> None:
+        self.case, self.visible, self.exchanged = case, visible, exchanged
+        self.lengths = case.lengths[::-1] if exchanged else case.lengths
         self.made: dict[Any, Array] = {}
+        self.tiles: dict[tuple[int, int], Any] = {}
+
+    @cached_property
+    def by_key(self) -> Shape:
+        """With rows and keys exchanged."""
+        return Shape(self.case, self.visible.swapaxes(2, 3), True)
 
     @cached_property
     def keys(self) -> Array:
-        return np.broadcast_to(np.array(self.case.lengths[1])[:, None, None], self.visible.shape[:3])
+        return np.broadcast_to(np.array(self.lengths[1])[:, None, None], self.visible.shape[:3])
 
     @cached_property
     def queries(self) -> Array:
-        return np.broadcast_to(np.array(self.case.lengths[0])[:, None, None], self.visible.shape[:3])
+        return np.broadcast_to(np.array(self.lengths[0])[:, None, None], self.visible.shape[:3])
 
     @cached_property
     def row(self) -> Array:
-        return np.broadcast_to(np.arange(self.case.Lq), self.visible.shape[:3])
+        return np.broadcast_to(np.arange(self.visible.shape[2]), self.visible.shape[:3])
 
     @cached_property
     def first(self) -> Array:
@@ -54,7 +65,7 @@ class Shape:
     @cached_property
     def stop(self) -> Array:
         """One past the last key that a row sees; 0 if it sees none."""
-        return np.where(self.visible.any(-1), self.case.Lk - self.visible[..., ::-1].argmax(-1), 0)
+        return np.where(self.visible.any(-1), self.visible.shape[3] - self.visible[..., ::-1].argmax(-1), 0)
 
     def of_tile(self, x: Array, rows: int, packed: bool, which: int) -> Array:
         """Of each row what x (B, H, Lq) is of the first or the last row of its tile."""
@@ -86,6 +97,12 @@ class Edge:
             shape.made[self] = np.broadcast_to(self.at(shape), shape.visible.shape[:3])
         return shape.made[self]
 
+    def at_least(self, shape: Shape) -> Array:
+        """(B, H, Lq), no less than 0."""
+        if (self, 0) not in shape.made:
+            shape.made[self, 0] = np.maximum(self.of(shape), 0)
+        return shape.made[self, 0]
+
     def plus(self, n: int) -> Edge:
         return Edge(f"{self.words} {'+' if n > 0 else '-'} {abs(n)}", lambda x: self.of(x) + n)
 
@@ -104,16 +121,16 @@ def _down(x: Array, n: int) -> Array:
 
 
 def _page(x: Shape) -> int:
-    return x.case.storage.page_size if isinstance(x.case.storage, Paged) else 1
+    return x.case.storage.page_size if isinstance(x.case.storage, Paged) and not x.exchanged else 1
 
 
-def _number(words: str, of: Callable[[Case], int], cost: int = 1) -> Edge:
+def _number(words: str, of: Callable[[Shape], int], cost: int = 1) -> Edge:
     """One for all rows of a case."""
-    return Edge(words, lambda x: np.full_like(x.keys, of(x.case)), cost)
+    return Edge(words, lambda x: np.full_like(x.keys, of(x)), cost)
 
 
 def _constant(n: int) -> Edge:
-    return _number(str(n), lambda c: n, 0 if n in TILES else 1)
+    return _number(str(n), lambda x: n, 0 if n in TILES else 1)
 
 
 def _of_tile(words: str, rows: int, packed: bool, last: bool) -> Iterator[Edge]:
@@ -126,17 +143,17 @@ PLAIN = (
     Edge("the number of keys", lambda x: x.keys, 0),
     Edge("the end of what the row sees", lambda x: x.stop, 0),
     Edge("the first key that the row sees", lambda x: x.first, 0),
-    _number("Lk", lambda c: c.Lk),
+    _number("Lk", lambda x: x.visible.shape[3]),
     Edge("the row", lambda x: x.row),
     Edge("the row's key, the last of both at the same place", lambda x: x.row + x.keys - x.queries),
 )
 OTHERS = (
     Edge("the number of queries", lambda x: x.queries),
-    _number("the number of keys of the first entry", lambda c: c.lengths[1][0]),
-    _number("the number of keys of the shortest entry", lambda c: min(c.lengths[1])),
-    *(edge for words, (rows, packed) in ROWS.items() for last in (False, True)
-      for edge in _of_tile(words, rows, packed, last)),
-)  # fmt: skip
+    _number("the number of keys of the first entry", lambda x: x.lengths[1][0]),
+    _number("the number of keys of the shortest entry", lambda x: min(x.lengths[1])),
+)
+TILED = tuple(edge for words, (rows, packed) in ROWS.items() for last in (False, True)
+              for edge in _of_tile(words, rows, packed, last))  # fmt: skip
 
 
 def _part(i: int, parts: int, up: bool) -> Edge:
@@ -145,14 +162,43 @@ def _part(i: int, parts: int, up: bool) -> Edge:
     return Edge(f"{i} parts of keys // {parts}", lambda x: x.keys // parts * i)
 
 
+def _edges(plain: tuple[Edge, ...], others: tuple[Edge, ...]) -> tuple[Edge, ...]:
+    return (
+        _number("0", lambda x: 0, 0), *plain, *others,
+        *(_constant(n) for n in NUMBERS),
+        *(rounded for edge in (*plain, *others) for n in TILES for rounded in (edge.down(n), edge.up(n))),
+        *(edge.plus(sign * n) for edge in plain for n in OFF for sign in (-1, 1)),
+        *(edge.last_tile(n) for edge in plain for n in TILES[1:]),
+    )  # fmt: skip
+
+
 EDGES: tuple[Edge, ...] = (
-    _number("0", lambda c: 0, 0), *PLAIN, *OTHERS,
-    *(_constant(n) for n in NUMBERS),
-    *(rounded for edge in (*PLAIN, *OTHERS) for n in TILES for rounded in (edge.down(n), edge.up(n))),
-    *(edge.plus(sign * n) for edge in PLAIN for n in OFF for sign in (-1, 1)),
+    *_edges(PLAIN, (*OTHERS, *TILED)),
     *(rounded for edge in PLAIN for rounded in (edge.down(0), edge.up(0))),
-    *(edge.last_tile(n) for edge in PLAIN for n in TILES[1:]),
     *(_part(i, parts, up) for parts in PARTS for i in range(1, parts) for up in (True, False)),
     *(_part(parts, parts, False) for parts in PARTS),
-)  # fmt: skip
+)
 """the plainest first"""
+
+
+def _exchanged(edge: Edge, words: str) -> Edge:
+    return Edge(words, edge.at, edge.cost)
+
+
+def _of_tile_of_keys(words: str, keys: int, last: bool) -> Iterator[Edge]:
+    which, at = ("last", -1) if last else ("first", 0)
+    yield Edge(f"the end of the rows that see the {which} key of a {words}", lambda x: x.of_tile(x.stop, keys, False, at))
+    yield Edge(f"the first row that sees the {which} key of a {words}", lambda x: x.of_tile(x.first, keys, False, at))
+
+
+EDGES_OF_KEYS: tuple[Edge, ...] = _edges(
+    tuple(map(_exchanged, PLAIN, (
+        "the number of queries", "the end of the rows that see the key", "the first row that sees the key", "Lq",
+        "the key", "the key's row, the last of both at the same place",
+    ))),
+    (*map(_exchanged, OTHERS, (
+        "the number of keys", "the number of queries of the first entry", "the number of queries of the shortest entry",
+    )), *(edge for n in TILES[3:] for last in (False, True)
+          for edge in _of_tile_of_keys(f"tile of {n} keys", n, last))),
+)  # fmt: skip
+"""of rows, for each key"""

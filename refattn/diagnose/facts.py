@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from ..localise.keyscan import keys_that_are_off
 from ..localise.manner import manner
 from .conditions import common, condition
 from .dense import Inputs
+from .effort import Effort
 from .regions import REGIONS, Region
 from .trial import Trial
 
@@ -38,6 +38,8 @@ ACCIDENT, SMALL = 0.01, 0.85
 """so little probable is a place that is said, if what is wrong may be anywhere, and not more of all that is judged"""
 FEW = 8
 """cases of which it is asked whether keys count otherwise"""
+LOOK, KEY_SCAN, SCORE = 5e-3, 4e-2, 5e-7
+"""seconds to look at a case, to ask whether its keys count otherwise, and for each score of it"""
 KEYS = {
     "keys that should be seen had no weight": ("no weight", "too few"), "keys were counted twice": ("twice",),
     "hidden keys had weight": ("must be hidden", "too many"),
@@ -73,13 +75,16 @@ class Look:
         return {name: manner(x, self.trial.case) for name, x in self.wrong.items()}
 
 
-def facts(trials: Sequence[Trial], passed: Sequence[Case], failing: int, seconds: float) -> list[str]:
-    """At most five lines on the failures that were kept, of `failing` in all; `seconds` of processor time are taken."""
-    until, looks = time.thread_time() + seconds, list[Look]()
+def facts(
+    trials: Sequence[Trial], passed: Sequence[Case], failing: int, effort: Effort, until: float
+) -> list[str]:  # fmt: skip
+    """At most five lines on the failures that were kept, of `failing` in all."""
+    looks = list[Look]()
     for trial in sorted(trials, key=lambda t: t.case.scores):
         evidence = trial.verdict.evidence
-        if evidence is None or (looks and time.thread_time() > until):
+        if evidence is None or (looks and effort.seconds > until):
             break
+        effort.work += LOOK + SCORE * trial.case.scores
         look = Look(trial, {x.name: x for x in compared(evidence)})
         if look.words:
             looks.append(look)
@@ -88,7 +93,7 @@ def facts(trials: Sequence[Trial], passed: Sequence[Case], failing: int, seconds
     wrong = Counter(name for look in looks for name in look.wrong)
     names = [name for name in NAMES if wrong[name] >= MOSTLY * max(wrong.values())]
     lines = [_outputs(looks, failing), *_cases(looks, [t.case for t in trials], passed)]
-    lines += [*_places(names, looks), *_manners(names, looks), *_keys(looks, until)]
+    lines += [*_places(names, looks), *_manners(names, looks), *_keys(looks, effort, until)]
     return lines[:LINES]
 
 
@@ -209,14 +214,15 @@ def _manners(names: Sequence[str], looks: Sequence[Look]) -> Iterator[str]:
             yield f"where {name} is wrong it is {', and '.join(texts)}"
 
 
-def _keys(looks: Sequence[Look], until: float) -> Iterator[str]:
+def _keys(looks: Sequence[Look], effort: Effort, until: float) -> Iterator[str]:
     """Whether out is as if keys counted otherwise, of a few small cases."""
     asked, found = [look for look in looks if "out" in look.wrong][:FEW], list[str]()
     for look in asked:
-        if found and time.thread_time() > until:
+        if found and effort.seconds > until:
             break
         case, x, evidence = look.trial.case, look.wrong["out"], look.trial.verdict.evidence
         if evidence is not None and case.H and case.Hkv:
+            effort.work += KEY_SCAN + SCORE * case.scores
             rows = np.asarray(x.failing.any(-1))
             found.append(" ".join(keys_that_are_off(evidence.problem, look.trial.contract, x.got, x.expected, rows)))
     counts = {kind: sum(any(w in text for w in said) for text in found) for kind, said in KEYS.items()}

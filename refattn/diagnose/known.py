@@ -1,4 +1,4 @@
-"""What a failing case tells of which keys count in which rows, and what that says of where the keys begin and end."""
+"""What a failing case tells of the pairs of queries and keys: for which something is so, and what bounds them."""
 
 from __future__ import annotations
 
@@ -11,30 +11,14 @@ from ..localise.key_changes import rows_of
 from ..localise.participation import times_of_keys
 from .dense import Array, Inputs
 from .edges import Shape
-from .regions import REGIONS
+from .regions import REGIONS, Region
 from .trial import Trial
 
-__all__ = ["ROWED", "Known", "Look", "look_at", "seen_shape"]
+__all__ = ["Known", "inside", "seen_shape", "times_of"]
 
 FAR = 1 << 30
 ROWED = tuple(r for r in REGIONS if r.rows is not None)
-
-
-@dataclass
-class Look:
-    """A failing case: its mask, and how often each key counts, NaN where that is not known."""
-
-    inputs: Inputs
-    shape: Shape
-    times: Array
-
-    def of(self, how: str) -> tuple[Array, Array]:
-        """Pairs that are so, and pairs that may be and are not."""
-        if how == "seen":
-            there = ~self.shape.visible & (np.arange(self.times.shape[3]) < self.shape.keys[..., None])
-            return there & (self.times >= 1), there & (self.times == 0)
-        as_told = self.times == (0 if how == "left out" else 2)
-        return self.shape.visible & as_told, self.shape.visible & ~as_told & ~np.isnan(self.times)
+KEYED = tuple(r for r in REGIONS if r.keys is not None)
 
 
 def seen_shape(inputs: Inputs) -> Shape:
@@ -47,8 +31,11 @@ def seen_shape(inputs: Inputs) -> Shape:
     return found
 
 
-def look_at(trial: Trial) -> Look | None:
-    """None if not one row that is wrong is explained."""
+def times_of(trial: Trial) -> Array | None:
+    """(B, H, Lq, Lk): how often each key counts in a row of out, NaN where that is not known.
+
+    None if not one row that is wrong is explained.
+    """
     case, inputs = trial.case, trial.inputs
     if not (case.H and case.Hkv and case.Dv and case.Lk) or trial.excused:
         return None
@@ -66,18 +53,21 @@ def look_at(trial: Trial) -> Look | None:
         at = rows_of(inputs.problem, trial.contract, b, h, rows, got, expected, seen)
         times[b, h, rows] = times_of_keys(at, sums, right[b, h, rows])
     wrong = ~right & ~np.isnan(times).all(-1)
-    return Look(inputs, seen_shape(inputs), times) if wrong.any() else None
+    return times if wrong.any() else None
 
 
 @dataclass
 class Known:
-    """Of a case, what bounds an edge in each row: the first and the last pair that is so, and that is not."""
+    """Of a case, the pairs that are so and those that are not, by rows or by keys, and what bounds an edge in each."""
 
-    look: Look
+    inputs: Inputs
     hit: Array
     miss: Array
+    by_key: bool = False
 
     def __post_init__(self) -> None:
+        if self.by_key:
+            self.hit, self.miss = self.hit.swapaxes(2, 3), self.miss.swapaxes(2, 3)
         n = self.hit.shape[3]
         self.some = self.hit.any(-1)
         self.first_hit = np.where(self.some, self.hit.argmax(-1), FAR)
@@ -85,23 +75,50 @@ class Known:
         any_miss = self.miss.any(-1)
         self.first_miss = np.where(any_miss, self.miss.argmax(-1), FAR)
         self.after_miss = np.where(any_miss, n - self.miss[..., ::-1].argmax(-1), 0)
-        self.misses = np.concatenate([np.zeros((*self.some.shape, 1), int), self.miss.cumsum(-1)], -1)
+        self.misses = np.concatenate([np.zeros((*self.some.shape, 1), int), self.miss.cumsum(-1)], -1).ravel()
+        self.begins = np.arange(self.some.size).reshape(self.some.shape) * (n + 1)
+
+    @property
+    def shape(self) -> Shape:
+        shape = seen_shape(self.inputs)
+        return shape.by_key if self.by_key else shape
 
     def between(self, low: Array, high: Array) -> Array:
         """How many known not to be so lie from `low` to before `high`."""
         n = self.hit.shape[3]
-        a, b = (np.take_along_axis(self.misses, np.clip(x, 0, n)[..., None], -1)[..., 0] for x in (low, high))
+        a, b = (self.misses[self.begins + np.minimum(np.maximum(x, 0), n)] for x in (low, high))
         return np.asarray(b - a)
 
     def within(self, low: Array, high: Array) -> Array:
         """Whether just those from `low` to before `high` may be so."""
         inside = ~self.some | ((low <= self.first_hit) & (self.after_hit <= high))
-        return np.asarray(inside & (self.between(low, high) <= 0))
+        return inside & (self.between(low, high) <= 0) if inside.all() else inside
+
+    def just(self, pairs: Array) -> Array:
+        """Whether just these pairs may be so, of each row."""
+        return np.asarray(~((self.hit & ~pairs) | (self.miss & pairs)).any(-1))
 
     def regions(self) -> Array:
-        """(regions, rows): of all regions the rows that are in them."""
-        shape = self.some.shape
-        if "rows of regions" not in self.look.inputs.made:
-            rows = [np.broadcast_to(r.rows(self.look.inputs), shape).ravel() for r in ROWED if r.rows is not None]
-            self.look.inputs.made["rows of regions"] = np.array(rows, np.float32)
-        return np.asarray(self.look.inputs.made["rows of regions"])
+        """(regions, rows): of all regions of rows, or of keys, those that are in them."""
+        key = ("regions", self.by_key)
+        if key not in self.inputs.made:
+            self.inputs.made[key] = np.array([x.ravel() for x in map(self._inside, self.all_regions)], np.float32)
+        return np.asarray(self.inputs.made[key])
+
+    @property
+    def all_regions(self) -> tuple[Region, ...]:
+        return KEYED if self.by_key else ROWED
+
+    def _inside(self, region: Region) -> Array:
+        return inside(region, self.inputs, self.by_key)
+
+
+def inside(region: Region, inputs: Inputs, by_key: bool) -> Array:
+    """(B, H, rows), or (B, H, keys)."""
+    case = inputs.case
+    if not by_key and region.rows is not None:
+        return np.broadcast_to(region.rows(inputs), (case.B, case.H, case.Lq))
+    if region.keys is None:
+        raise ValueError(f"{region.words}: no keys are meant")
+    keys = np.broadcast_to(region.keys(inputs), (case.B, case.Hkv, case.Lk))
+    return np.repeat(keys, case.group, axis=1)

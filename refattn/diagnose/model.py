@@ -18,6 +18,9 @@ LN2, LOG2E = float(np.log(2)), float(np.log2(np.e))
 class Model(Forward):
     """One case solved in one way; a hypothesis is a subclass."""
 
+    among: Array | None = None
+    """the pairs that the backward goes over, where they are not all"""
+
     def delta(self) -> Array:
         out = self.low(self.out, "out")
         return (out * np.where(self.seen.any(-1, keepdims=True), self.x["dout"], 0)).sum(-1)
@@ -77,19 +80,28 @@ class Model(Forward):
     def dsinks(self, share: Array, incoming: Array) -> Array:
         return (share * incoming).sum((0, 2))
 
-    def backward(self) -> dict[str, Array]:
+    def of_pairs(self) -> tuple[Array, Array, Array, Array]:
+        """Of each pair the weight, and the gradients of its logit, of the capped score and of the score."""
         case, dout = self.case, self.x["dout"]
         p, incoming = self.again(), self.arriving() - self.delta()
         dp = self.dropped(self.dp_of(dout))
         dt = np.where(self.seen, self.through_softmax(p, dp, incoming), 0)
-        ds = dt
+        if self.among is not None:
+            p, dt = np.where(self.among, p, 0), np.where(self.among, dt, 0)
+        capped = ds = dt
         if case.score_mod is not None:
-            ds = np.where(self.seen, ds * self.modifier_slope(), 0)
+            capped = ds = np.where(self.seen, dt * self.modifier_slope(), 0)
+        if case.softcap is not None:
+            ds = np.where(self.seen, ds * self.slope(self.s, case.softcap), 0)
+        return p, dt, capped, ds
+
+    def backward(self) -> dict[str, Array]:
+        case, dout = self.case, self.x["dout"]
+        p, dt, capped, ds = self.of_pairs()
         y: dict[str, Array] = {}
         if case.softcap is not None:
             slope, z = self.slope(self.s, case.softcap), self.s / case.softcap
-            y["dsoftcap"] = np.where(self.seen, ds * (np.tanh(z) - np.where(slope == 0, 0, z * slope)), 0).sum()
-            ds = np.where(self.seen, ds * slope, 0)
+            y["dsoftcap"] = np.where(self.seen, capped * (np.tanh(z) - np.where(slope == 0, 0, z * slope)), 0).sum()
         y["dscale"] = np.where(self.seen, ds * self.qk, 0).sum()
         low = self.low(ds, "ds")
         y["dq"] = self.dq_of(low) * self.dtype(self.q_factor())
@@ -100,7 +112,7 @@ class Model(Forward):
         sink = self.sink(self.x["sinks"]) if "sinks" in self.x else None
         if sink is not None:
             share = np.where(self.l == 0, 0, np.exp(sink - safe(self.m)) / np.where(self.l == 0, 1, self.l))
-            y["dsinks"] = self.dsinks(share, incoming)
+            y["dsinks"] = self.dsinks(share, self.arriving() - self.delta())
         return y if case.rotary is None else turned_back(self.given, y, self.inputs.problem.stored, self.rules())
 
     # all of it

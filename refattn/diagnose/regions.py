@@ -19,6 +19,7 @@ from ..precision import Precision
 from .alone import right
 from .dense import Array, Inputs
 from .hypothesis import Answer, Hypothesis
+from .packing import place
 
 __all__ = ["REGIONS", "Region", "within"]
 
@@ -49,22 +50,6 @@ class Region:
             inputs.made[key] = np.broadcast_to(how(inputs), shape)
         return inputs.made[key] if name == "lse" else inputs.made[key][..., None]
 
-    def fits(self, right: Mapping[str, Array], wrong: Mapping[str, Array], inputs: Inputs) -> bool:
-        """Whether all elements in it are as they would be if wrong, and all others right."""
-        some = False
-        for name, as_wrong in wrong.items():
-            inside = self.of(name, inputs)
-            if inside is None and name in KEYS and self.rows is not None:
-                continue  # they are sums over rows
-            if inside is None:
-                if not right[name].all():
-                    return False
-                continue
-            if not np.where(inside, as_wrong, right[name]).all():
-                return False
-            some |= bool((inside & ~right[name]).any())
-        return some
-
 
 def _entries(how: Callable[[Case, Array], Any]) -> dict[str, Callable[[Inputs], Array]]:
     """A region of both rows and keys, by the index of their entry."""
@@ -94,12 +79,6 @@ def _places(how: Callable[[Array, Array], Array], which: int) -> Callable[[Input
         return how(np.arange(n), np.array(x.case.lengths[which])[:, None, None])
 
     return at
-
-
-def _packed(x: Inputs) -> Array:
-    """The place of a row among all rows of its key head, query by query."""
-    g = x.case.group
-    return np.arange(x.case.Lq) * g + np.arange(x.case.H)[:, None] % g
 
 
 def _unreached(x: Inputs, n: int) -> Array:
@@ -198,11 +177,11 @@ SEEN: dict[str, Callable[[Inputs], Array]] = {
     f"rows that see nothing in the first tile of {n} keys": (
         lambda x, n=n: ~x.visible[..., :n].any(-1) & x.visible.any(-1)) for n in SIZES
 } | {
-    f"rows, {n} of them packed from a group's heads, past the first {n}": (lambda x, n=n: _packed(x) >= n)
+    f"rows, {n} of them packed from a group's heads, past the first {n}": (lambda x, n=n: place(x.case, True) >= n)
     for n in SIZES
 } | {
     f"rows, {n} of them packed from a group's heads, past the last whole tile": (
-        lambda x, n=n: _packed(x) >= np.array(x.case.lengths[0])[:, None, None] * x.case.group // n * n)
+        lambda x, n=n: place(x.case, True) >= np.array(x.case.lengths[0])[:, None, None] * x.case.group // n * n)
     for n in SIZES
 }  # fmt: skip
 

@@ -40,7 +40,7 @@ class Returned:
             for n, x in verdict.evidence.got.items()
             if n in self.expected
         }
-        self._known: dict[tuple[int, int], tuple[Array, Array, Array]] = {}
+        self._about: dict[str, tuple[Array, Array, Array]] = {}
         self._natural()
 
     def _natural(self) -> None:
@@ -97,15 +97,15 @@ class Returned:
         """An answer in float64, and in the arithmetic promised; of a loss of bits both are that."""
         fits: dict[str, Match] = {}
         for name in names:
-            expected, got = self.expected[name], self.got[name]
-            if name not in exact or got.shape != expected.value.shape:
+            expected = self.expected[name]
+            if name not in exact or self.got[name].shape != expected.value.shape:
                 if name in self.failing:
                     return NONE
                 continue
             answer = exact[name] if not rounding else round_to(exact[name], expected.dtype).astype(np.float64)
             spreads = name in GRADIENTS and any(np.isnan(exact[n]).any() for n in FORWARD & set(exact))
             may_be_nan = self.excused or spreads or name not in self.failing
-            fits[name] = self._fit_one(got, expected, answer, promised[name], may_be_nan)
+            fits[name] = self._fit_one(name, answer, promised[name], may_be_nan)
         if self._excused_alone and not any(
             (np.isnan(exact[n]) & np.isnan(self.got[n])).any() for n in self.failing if n in exact
         ):
@@ -120,24 +120,23 @@ class Returned:
         found = NONE if rounding else replace(summed(fits.values()), close=own.close, size=own.size)
         return replace(found, own=own, spoils=frozenset(spoils))
 
-    def _fit_one(
-        self, got: Array, expected: Expected, exact: Array, promised: Array, may_be_nan: bool
-    ) -> Match:  # fmt: skip
+    def _fit_one(self, name: str, exact: Array, promised: Array, may_be_nan: bool) -> Match:
         """One output: each element in units of its radius."""
-        off, wrong, radius, judged = self.compared(got, expected, exact, promised, may_be_nan)
+        off, wrong, radius, judged = self.compared(name, exact, promised, may_be_nan)
         within = bool((off <= radius)[judged].all())
         with np.errstate(all="ignore"):
-            sizes = [np.where(np.isnan(x), np.inf, x) for x in (wrong, off, np.abs(got))]
+            sizes = [np.where(np.isnan(x), np.inf, x) for x in (wrong, off, np.abs(self.got[name]))]
             units = [np.minimum(x / radius, 1e6)[judged] for x in sizes]
         error, left, size = (float((u * u).sum()) for u in units)
         return Match(within, error, left, close=left <= (1 - ALL) * size, size=size)
 
     def compared(
-        self, got: Array, expected: Expected, exact: Array, promised: Array, may_be_nan: bool
+        self, name: str, exact: Array, promised: Array, may_be_nan: bool
     ) -> tuple[Array, Array, Array, Array]:  # fmt: skip
         """How far off each element is from an answer and from the truth, how far it may be, and which ones count."""
+        got, expected = self.got[name], self.expected[name]
+        radius, wrong, free = self.about(name)
         with np.errstate(all="ignore"):
-            radius, wrong, free = self._about(got, expected)
             radius = grown(exact, expected.value) * radius
             if promised is not exact:
                 radius = np.maximum(radius, 4 * largest_of_row(np.abs(promised - exact)))
@@ -151,11 +150,12 @@ class Returned:
             judged = ~free & ~(may_be_nan & np.isnan(got) & ~np.isnan(exact))
         return off, wrong, radius, judged
 
-    def _about(self, got: Array, expected: Expected) -> tuple[Array, Array, Array]:
+    def about(self, name: str) -> tuple[Array, Array, Array]:
         """Of an output: the radius of each row, how far off each element is, and which may be anything."""
-        key = id(got), id(expected)
-        if key not in self._known:
-            radius = largest_of_row(np.maximum(expected.hi - expected.value, expected.value - expected.lo))
-            free = expected.ignored | (expected.nonfinite & ~np.isfinite(got))
-            self._known[key] = radius, np.abs(got - expected.value), free
-        return self._known[key]
+        if name not in self._about:
+            got, e = self.got[name], self.expected[name]
+            with np.errstate(all="ignore"):
+                radius = largest_of_row(np.maximum(e.hi - e.value, e.value - e.lo))
+                wrong = np.abs(got - e.value)
+            self._about[name] = radius, wrong, e.ignored | (e.nonfinite & ~np.isfinite(got))
+        return self._about[name]

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 
 from ..case import Case
@@ -90,20 +91,32 @@ class Search:
             against, broad = self._against(counts, sample, until)
         asked = [t for t in sample if t.case.id in self.searched] or sample[:1]
         found = conclude(counts, against, broad, sample, self.trials, excused, failing)
-        if found is None or not (found.found or found.cases == failing):
-            rules = deduced(self.trials, self.effort, self.effort.seconds + self.seconds / 4)
-            self.candidates |= {h: len(sample) for rule in rules for h in (rule, *rule.elsewhere)}
-            if rules:
-                counts = self._asked(sample, until := self.effort.seconds + self.seconds / 4)
+        for more in (self._deduced, partial(self._longer, by_size)):
+            if found is not None and not found.doubtful:
+                break
+            if more():
+                counts = self._counted(sample, until := self.effort.seconds + self.seconds / 4)
                 against, broad = self._against(counts, sample, until)
                 found = conclude(counts, against, broad, sample, self.trials, excused, failing) or found
         if found:
             return found
         near = closest((*self.candidates, *self.near), asked, failing, len(self.left - self.asked))
-        loss = along(self.trials, self.seconds / 2)
+        loss = along(self.trials, self.effort, self.effort.seconds + self.seconds / 2)
         if loss is None or near.share >= loss.share:
             return near
         return replace(near, closest=loss.hypothesis, share=loss.share, looked=loss.cases, along=True)
+
+    def _deduced(self) -> bool:
+        """Rules that the failures themselves tell."""
+        rules = deduced(self.trials, self.effort, self.effort.seconds + self.seconds / 2)
+        self.candidates |= {h: len(self.trials) for h in rules}
+        return bool(rules)
+
+    def _longer(self, by_size: Sequence[Trial]) -> bool:
+        """All that was not asked of the smallest failure."""
+        before = set(self.candidates)
+        self.search(by_size[0], self.effort.seconds + self.seconds, margin=math.inf)
+        return self.candidates.keys() != before
 
     def search(self, trial: Trial, until: float, margin: float = NEARBY) -> list[Hypothesis]:
         """All that explain a failure, which are candidates from then on."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -108,14 +108,22 @@ class Suspects:
         return tuple(self.findings()["lines"])
 
     def diagnosis(self) -> Diagnosis:
-        """What is concluded of the failures that were kept."""
-        with self.search.effort.counting():
-            return self.search.diagnosis(self.excused, self.failing)
+        """What is concluded of the failures that were kept; where nothing is, what they have in common."""
+        if not self.trials:
+            return Diagnosis(failing=self.failing)
+        hypotheses()  # made once, on no account
+        effort, passed = self.search.effort, self.passed + self.larger
+        with effort.counting():
+            found = self.search.diagnosis(self.excused, self.failing)
+            if found.first is not None:
+                return found
+            told = facts(self.trials, passed, self.failing, effort, effort.seconds + self.seconds / 4)
+        return replace(found, common=tuple(told))
 
     def findings(self) -> dict[str, Any]:
         """The lines, and plain data of which `merging.merged` makes one of several processes' findings."""
         self._search_accidents()
-        found = self.diagnosis() if self.trials else Diagnosis()
+        found = self.diagnosis()
         first = found.first
         also = Counter(n for told, t in self.noted if first is not None and t.match(first).nearly for n in told)
         known = sorted((row for row in self.known.items() if self._consistent(*row)), key=lambda row: -row[1])[:2]
@@ -128,13 +136,12 @@ class Suspects:
         told = {note: f"{n} of {self.failing} failing cases: {note}" for note, n in notes.items()}
         ahead = [told[note] for note, n in notes.items() if n >= HALF * self.failing and n > found.cases
                  and (first is None or note.startswith("undeclared"))]  # fmt: skip
+        if ahead:
+            found = replace(found, common=())  # the most of them are explained
         lines = [*ahead, *(found.lines() if self.trials else ()), *(x for x in told.values() if x not in ahead)]
-        unknown = self.trials and first is None and not ahead
-        common = facts(self.trials, self.passed + self.larger, self.failing, self.seconds / 4) if unknown else []
-        lines += common
         return {
             "lines": lines, "first": "" if first is None else str(first), "exact": bool(found.found),
-            "cases": found.cases, "failing": self.failing, "notes": notes, "facts": common,
+            "cases": found.cases, "failing": self.failing, "notes": notes, "facts": list(found.common),
         }  # fmt: skip
 
     def _consistent(self, note: str, n: int) -> bool:

@@ -14,9 +14,10 @@ from ..precision import Precision
 from .alone import alone
 from .dense import ANYTHING, Array
 from .effort import Effort
+from .fitting import fitting
 from .hypothesis import Hypothesis
 from .match import FORWARD, HALF, NONE, UNTOLD, Match
-from .regions import KEYS, REGIONS, ROWS, within
+from .regions import KEYS, ROWS, within
 from .returned import Returned
 from .sight import rows_moved
 
@@ -92,8 +93,7 @@ class Trial(Returned):
         """The same in a region alone, where that explains what the whole does not."""
         if h not in self.partly:
             return
-        fit = (r for r in REGIONS if r.fits(self.right, self.partly[h], self.inputs))
-        for region in islice(fit, most):
+        for region in islice(fitting(self.right, self.partly[h], self.inputs), most):
             held = within(h, region)
             if self.match(held).explains:
                 yield held
@@ -106,7 +106,7 @@ class Trial(Returned):
         """Keeps where it explains an answer, if every row that is not right is so explained."""
         found = {}
         for n in (n for n in names if n in (*ROWS, *KEYS) and n in exact and n in self.right):
-            off, _, radius, judged = self.compared(self.got[n], self.expected[n], exact[n], exact[n], False)
+            off, _, radius, judged = self.compared(n, exact[n], exact[n], False)
             found[n] = (off <= radius) | ~judged
             if n in ROWS and not (found[n] | self.right[n]).all():
                 return

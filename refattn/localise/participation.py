@@ -126,6 +126,8 @@ def _solved(row: Rows, total: float | None, labels: Array) -> Array | None:
     weighted = np.zeros((labels.max() + 1, 1 + n))
     np.add.at(weighted, labels[labels >= 0], row.weighted()[labels >= 0, : 1 + n])
     e, moved = weighted[:, 0], weighted[:, 1:] - weighted[:, :1] * got
+    if total == 0:
+        return None  # no weight is left to tell keys by
     size = 1.0 if total is None else total
     noise = _noise(row) * max(size, 1e-3)
     with np.errstate(all="ignore"):

@@ -23,7 +23,7 @@ from ..case import Case
 from ..conform import BadContract
 from ..expected import expected_failures, shipped
 from ..record import BadRecord, read, recorded_run
-from ..said import plain
+from ..said import cleaned, plain, without_folders
 from ..worker import CannotLoad
 from .table import Column
 
@@ -139,7 +139,8 @@ def _why(spec: str, error: Exception) -> tuple[str, str]:
 def columns(folder: Path, specs: Sequence[str] = ()) -> list[Column]:
     """What is in the folder, in the order of `specs`, or of the names; without specs, all of it.
 
-    What could not be loaded the last time has no run, though an older one may be there.
+    What could not be loaded the last time has no run, though an older one may be there.  The files say where on the
+    machine something failed; columns, of which pages are made, do not.
     """
     found: dict[str, Column] = {}
     records = [_file(folder, spec) for spec in specs] or sorted(folder.glob("*.jsonl"))
@@ -147,6 +148,7 @@ def columns(folder: Path, specs: Sequence[str] = ()) -> list[Column]:
         if specs and not path.exists():
             continue
         report = read(path)
+        report.verdicts = [cleaned(verdict, without_folders) for verdict in report.verdicts]
         if report.spec in found:
             raise BadRecord(f"{path}: another file there is of {report.spec} too; remove the older one")
         found[report.spec] = Column(report.spec, report)
@@ -161,7 +163,7 @@ def _unloaded(path: Path) -> Column:
         data = json.loads(path.read_bytes())
         spec, why, said = (data[name] for name in ("spec", "why", "said"))
         if all(isinstance(text, str) for text in (spec, why, said)):
-            return Column(spec, None, why, said)
+            return Column(spec, None, why, without_folders(said))
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         pass
     raise BadRecord(f"{path} is not what `refattn matrix` writes of an implementation that it cannot load; remove it")

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..case import Case, Dense, Shared, Strided
-from ..masks import Padding
+from ..masks import Causal, Mask, Padding
 from ..streaming import Rules
 from .catalogue import Wrapped, changed, mutant, wants
-from .masks import told
+from .masks import Seen, has, rewritten, told
 
 __all__: list[str] = []
 
@@ -53,6 +53,22 @@ class gqa_group_rounded_up(Rules):
 
     def key_head(self, h: int, H: int, Hkv: int) -> int:
         return h // (1 << (H // Hkv - 1).bit_length())
+
+
+@mutant(
+    "heads", "flash-attention#2528", lambda case: case.H > case.Hkv and case.Lq > 1 and has("Causal(")(case),
+    "causal_off_by_one", caught="shared-576-512-bf16",
+)  # fmt: skip
+class causal_row_by_group(Rules):
+    """The row of a causal bound is divided by the size of the group, as if the heads of a group lay in its rows."""
+
+    def read(self, case: Case) -> Case:
+        group = case.H // case.Hkv if case.Hkv else 1
+
+        def change(m: Mask) -> Mask:
+            return Seen(m, lambda m, b, h, i, j, lq, lk: m(b, h, i // group, j, lq, lk)) if isinstance(m, Causal) else m
+
+        return dataclasses.replace(case, mask=rewritten(case.mask, change))
 
 
 @mutant("heads", "attorch#14", lambda case: case.Hkv > 1, "head_dropped", caught="drawn-per-head-f32")

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from .. import online
-from ..case import Case
+from ..case import Case, Packed
+from ..memory import take_answer
 from ..online import State
 from ..streaming import Rules
 from .catalogue import SPLITS, Wrapped, always, changed, mutant, wants
@@ -96,6 +97,23 @@ class bf16_merge(Rules):
         return both._replace(o=self.round(both.o, "bfloat16"))
 
 
+@mutant(
+    "packed", "pytorch#194167 flash-attention#2550 vllm-project/flash-attention#176",
+    lambda case: isinstance(case.storage, Packed) and case.B > 1 and wants("out")(case), "packed_leak",
+    caught="packed-dv-wide-f32", shows="out", schedule=SPLITS,
+)  # fmt: skip
+class merged_without_batch_stride(Wrapped):
+    """Where splits are merged, every packed sequence is written from row 0 on, over those before it."""
+
+    def after(self, case: Case, given: Mapping[str, Any], y: dict[str, Array]) -> dict[str, Array]:
+        if not isinstance(case.storage, Packed) or "out" not in y:
+            return y
+        out = np.zeros_like(y["out"])
+        for rows, n in zip(take_answer(case, "out", y["out"]), case.lengths[0], strict=True):
+            out[:n] = rows[:, :n].swapaxes(0, 1)
+        return y | {"out": out}
+
+
 # the sink
 
 
@@ -125,6 +143,14 @@ class sinks_twice(Rules):
 
     def sink(self, sinks: Array, h: int) -> Array | None:
         return np.asarray(sinks[h] + np.log(2.0), self.dtype)
+
+
+@mutant("merge", "ROCm/rocm-libraries#12227", _sinks, "sinks_dropped", caught="no-keys-sinks-bf16")
+class sinks_in_base_2(Rules):
+    """The sink joins scores that are in base 2 as it is, not times log2(e): it counts 2**sink, for e**sink."""
+
+    def sink(self, sinks: Array, h: int) -> Array | None:
+        return np.asarray(sinks[h] * np.log(2.0), self.dtype)
 
 
 @mutant(

@@ -89,6 +89,17 @@ class last_key_of_some_tails_dropped(Rules):
         return super().update(state, *_cut(t, v, visible, kept, n))
 
 
+@mutant(
+    "tails", "gittensor-ai-lab/sparkinfer#330 gittensor-ai-lab/sparkinfer#425", lambda case: case.D > 128, "code_index",
+    caught="q8-d256-f32",
+)  # fmt: skip
+class scores_of_128_coordinates(Rules):
+    """Of a head larger than 128, the first 128 coordinates alone enter the scores."""
+
+    def products(self, q: Array, k: Array, scale: float) -> Array:
+        return super().products(q[:, :128], k[:, :128], scale)
+
+
 # memory that is not in use
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -251,3 +251,17 @@ class dequantised_to_float8(Rules):
 
     def contract(self, precision: Precision) -> Precision:
         return dataclasses.replace(precision, dequantised="float8_e5m2")
+
+
+@mutant(
+    "precision", "sglang#28144", _coded(lambda case, quant: quant.of == "kv" and quant.kind.startswith("float8")),
+    "descale_dropped", caught="e4m3-paged-1-bf16", semantic=False,
+)  # fmt: skip
+class q_cast_to_float8(Rules):
+    """Where keys are float8, so is q made, without a scale of its own: it is rounded, and overflows."""
+
+    def take(self, case: Case, given: Mapping[str, Array]) -> dict[str, Array]:
+        dense = super().take(case, given)
+        if case.quant is not None and case.quant.of == "kv" and case.quant.kind.startswith("float8"):
+            dense["q"] = round_to(dense["q"], case.quant.kind).astype(dense["q"].dtype)
+        return dense

@@ -81,6 +81,7 @@ MOVES: dict[str, Move] = {
     "in its first 16 columns alone": lambda x: np.where(np.arange(x.shape[3]) < 16, x, 0),
     "in its first 32 columns alone": lambda x: np.where(np.arange(x.shape[3]) < 32, x, 0),
     "in its first 64 columns alone": lambda x: np.where(np.arange(x.shape[3]) < 64, x, 0),
+    "in its first 128 columns alone": lambda x: np.where(np.arange(x.shape[3]) < 128, x, 0),
     "in whole blocks of 8 columns alone": lambda x: np.where(np.arange(x.shape[3]) < x.shape[3] // 8 * 8, x, 0),
     "in whole blocks of 16 columns alone": lambda x: np.where(np.arange(x.shape[3]) < x.shape[3] // 16 * 16, x, 0),
     "in whole blocks of 32 columns alone": lambda x: np.where(np.arange(x.shape[3]) < x.shape[3] // 32 * 32, x, 0),

@@ -12,6 +12,7 @@ from ...case import Case
 from ...masks import Window
 from ...mutants import rewritten
 from ..model import Array, Model
+from ..packing import HEADS, Packed, of_tiles
 
 __all__ = ["KEYS", "READ", "ROWS", "SAME", "Bounds", "bounded", "geometric", "hides"]
 
@@ -20,14 +21,13 @@ BOUNDING = ("Causal", "Window", "Prefix", "Chunked")
 """masks that bound the tiles that are gone over"""
 READ = ("Chunked", "Dilated", "Global", "Tree", "Gathered", "Block", "Dense", "Not(", "~")
 """masks that many kernels read from memory, or go over all keys by"""
-HEADS = "heads"
-ROWS: dict[str, tuple[int, bool | str]] = {str(n): (n, False) for n in (1, 8, 16, 32, 64, 128)}
+ROWS: dict[str, tuple[int, Packed]] = {str(n): (n, False) for n in (1, 8, 16, 32, 64, 128)}
 ROWS |= {f"{n} packed": (n, True) for n in (16, 32, 64, 128)}
 ROWS |= {f"{n} packed head by head": (n, HEADS) for n in (16, 32, 64, 128)}
 """tiles of so many rows; `packed`: the rows of all heads of a group together, query by query or head by head"""
 
 
-def _reach(case: Case, how: Any) -> tuple[int, bool | str]:
+def _reach(case: Case, how: Any) -> tuple[int, Packed]:
     """What tiles of rows come to: those of all rows there are are alike, and there may be nothing to pack."""
     rows, packed = how.rows
     group = case.group if packed else 1
@@ -78,29 +78,10 @@ class Bounds(Model):
 
     def of_tile(self, x: Any, how: Callable[[Any], Any]) -> Array:
         """(B, H, Lq): one row's bound, for all rows of its tile; `how` takes an array (..., rows of a tile)."""
-        found, own = np.array(x), np.array(self.given.lengths[0])
-        for n in set(own[own > 0].tolist()):
-            entries = own == n
-            found[entries, :, :n] = self.of_entries(found[entries, :, :n], how)
-        return found
-
-    def of_entries(self, x: Array, how: Callable[[Any], Any]) -> Array:
-        """The same of entries of as many queries."""
-        rows, packed = self.rows
-        group = max(1, x.shape[1] // max(1, self.given.Hkv)) if packed else 1
-        apart = x.reshape(x.shape[0], x.shape[1] // group, group, x.shape[2])
-        apart = apart if packed == HEADS else apart.swapaxes(2, 3)
-        together = apart.reshape(*apart.shape[:2], -1)
-        parts = [np.broadcast_to(how(part)[..., None], part.shape) for part in cut(together, rows)]
-        found = np.concatenate(parts, -1).reshape(apart.shape)
-        return (found if packed == HEADS else found.swapaxes(2, 3)).reshape(x.shape)
+        return of_tiles(x, self.given.lengths[0], self.given.group, *self.rows, how)
 
     def down(self, x: Array) -> Array:
         return x // self.keys * self.keys
 
     def up(self, x: Array) -> Array:
         return -(-x // self.keys) * self.keys
-
-
-def cut(x: Array, size: int) -> list[Array]:
-    return [x[..., i : i + size] for i in range(0, x.shape[-1], size)]

@@ -10,7 +10,8 @@ import numpy as np
 from ...case import Case
 from ..hypothesis import kind
 from ..model import Array, Model, safe
-from .bounds import HEADS, ROWS
+from ..packing import HEADS
+from .bounds import ROWS
 from .loops import State
 
 __all__: list[str] = []

@@ -11,6 +11,7 @@ import numpy as np
 from ...case import Case
 from ..hypothesis import kind
 from ..model import Array, Model
+from ..packing import place
 from .bounds import KEYS, ROWS, SAME, Bounds
 
 __all__: list[str] = []
@@ -26,48 +27,33 @@ def _over(case: Case) -> tuple[int, ...]:
 
 
 def _reduces(case: Case, how: Any) -> bool:
-    return "dbias" in case.want and set(how.axes) <= set(_over(case))
+    return "dbias" in case.want and bool(over := _over(case)) and set(how.axes) <= set(over)
 
 
-@kind(
-    _reduces, "dbias", axes=AXES,
-    how={
-        "that of the first, not the sum": lambda y, axes: y[tuple(slice(1 if a in axes else None) for a in range(4))],
-        "that of the last, not the sum":
-            lambda y, axes: y[tuple(slice(-1 if a in axes else None, None) for a in range(4))],
-        "the mean": lambda y, axes: y.mean(axes, keepdims=True),
-    },
-)  # fmt: skip
+def _first(y: Array, axes: tuple[int, ...]) -> Array:
+    return y[tuple(slice(1 if a in axes else None) for a in range(4))]
+
+
+def _last(y: Array, axes: tuple[int, ...]) -> Array:
+    return y[tuple(slice(-1 if a in axes else None, None) for a in range(4))]
+
+
+def _mean(y: Array, axes: tuple[int, ...]) -> Array:
+    return y.mean(axes, keepdims=True)
+
+
+@kind(_reduces, "dbias", axes={"all that the bias is broadcast over": ()},
+      how={"that of the first": _first, "the mean": _mean, "that summed over the last of these axes alone":
+           lambda y, axes: _first(y, axes[:-1])})  # fmt: skip
+@kind(_reduces, "dbias", axes=AXES, how={"that of the first": _first, "that of the last": _last, "the mean": _mean})
 class dbias_over(Model):
-    """dbias of a bias that is broadcast over {axes} is {how}."""
+    """dbias is not the sum over {axes}, but {how}."""
 
     axes: tuple[int, ...] = (0,)
     how: Callable[[Array, tuple[int, ...]], Array]
 
     def reduced(self, dt: Array) -> Array:
-        return super().reduced(self.how(dt, self.axes))
-
-
-@kind(
-    lambda case: "dbias" in case.want and bool(_over(case)), "dbias",
-    how={
-        "is the mean over all that the bias is broadcast over": 0.0,
-        "is that of the first of all that the bias is broadcast over": 1.0,
-        "is summed over the last axis alone of those that the bias is broadcast over": -1.0,
-    },
-)  # fmt: skip
-class dbias_over_all(Model):
-    """dbias {how}, not the sum."""
-
-    how = 0.0
-
-    def reduced(self, dt: Array) -> Array:
-        axes = tuple(a for a, n in enumerate(self.given.bias_shape) if n == 1)
-        if self.how > 0:
-            return dt[tuple(slice(1) if a in axes else slice(None) for a in range(4))]
-        if self.how < 0:
-            return dt[tuple(slice(1) if a in axes[:-1] else slice(None) for a in range(4))].sum(axes[-1], keepdims=True)
-        return dt.mean(axes, keepdims=True)
+        return super().reduced(self.how(dt, self.axes or _over(self.given)))
 
 
 Turn = Callable[[Array, Array, Array, Array, Array, Case], Array]
@@ -160,18 +146,16 @@ class dbias_stored_in_loop(Bounds):
         """When a pair's turn is, or that of its tile."""
         case, (size, packed) = self.given, self.rows
         b, h, i, j = np.ogrid[tuple(slice(n) for n in shape)]
-        group = case.group
-        head, one = h // group, h % group
-        row = i * group + one if packed is True else i + one * np.array(case.lengths[0])[:, None, None, None]
-        row, one = (row, 0 * one) if packed else (i + 0 * h, one)
+        head, one = h // case.group, h % case.group
+        row, one = place(case, packed)[..., None], one * (not packed)
         head, one = (0 * h, 0 * h) if self.at_once else (head, one)
         tile, keys = row // size, j // self.keys
         keys = keys if self.way > 0 else keys.max(initial=0) - keys
         within = (row % size, j % self.keys) if not self.each else ()
         outer = (one, tile, keys) if self.order == "rows" else (keys, one, tile)
         at = np.zeros(shape, np.int64)
-        for place in (b, head, *outer, *within):
-            at = at * (int(place.max(initial=0)) + 1) + place
+        for index in (b, head, *outer, *within):
+            at = at * (int(index.max(initial=0)) + 1) + index
         return at
 
 

@@ -90,16 +90,21 @@ class dropout_factor(Model):
         return self.times(self.given.dropout or 0.5)
 
 
-@kind(lambda case: bool(case.dropout), over={"": False, ", and those that are kept divided by 1 - p": True})
+@kind(lambda case: bool(case.dropout), over={
+    "": "p", ", and those that are kept divided by 1 - p": "pz", ", which are not divided by 1 - p": ""})
 class dropout_in_sum(Model):
     """The row sum, and lse, are taken after weights were dropped{over}."""
 
-    over = False
+    over = "p"
+    """what is divided by 1 - p: weights, their sum"""
 
     def attend(self, t: Array) -> tuple[Array, Array, Array]:
         m, _, o = super().attend(t)
         z = np.where(self.x["keep"], np.exp(t - safe(m)[..., None]), 0).sum(-1)
-        return m, z * self.dtype(self.undropped()) if self.over else z, o
+        return m, z * self.dtype(self.undropped()) if "z" in self.over else z, o
+
+    def undropped(self) -> float:
+        return super().undropped() if self.over else 1.0
 
 
 @kind(
@@ -165,27 +170,3 @@ class dropped_by_one(Model):
 
     def undropped(self) -> float:
         return float("inf")
-
-
-@kind(lambda case: bool(case.dropout), "out dq dk dv dbias dscale dsoftcap dsinks")
-class dropout_renormalised(Model):
-    """What dropout keeps of a row is brought to the sum before it, not divided by 1 - p; lse is right."""
-
-    def kept_share(self) -> Array:
-        """By what each row grows."""
-        p = self.again()
-        kept = p.sum(-1, keepdims=True) if self.keep is None else np.where(self.keep, p, 0).sum(-1, keepdims=True)
-        return np.where(kept > 0, 1 / np.where(kept > 0, kept, 1), 0)
-
-    def undropped(self) -> float:
-        return 1.0
-
-    def written(self, out: Array) -> Array:
-        self.out = super().written(out) * self.kept_share()
-        return self.out
-
-    def dropped(self, dp: Array) -> Array:
-        return super().dropped(dp) * self.kept_share()
-
-    def dv_of(self, p: Array, dout: Array) -> Array:
-        return super().dv_of(p * self.kept_share(), dout)

@@ -32,8 +32,10 @@ SHARES: dict[str, Share] = {
         lambda x, s, lse, bare: np.where(np.isneginf(bare), 1, _exp(s - bare)),
     "exp(sink - lse), the sink counted twice in lse": lambda x, s, lse, bare: _exp(s - np.logaddexp(lse, s)),
     "exp(sink - m) by the largest logit of the keys": lambda x, s, lse, bare: _exp(s - x.largest()),
-    "exp(sink - m) by the largest logit, the sink among them":
-        lambda x, s, lse, bare: _exp(s - np.maximum(x.largest(), s)),
+    "exp(sink - m), not divided by the row sum": lambda x, s, lse, bare: _exp(s - np.maximum(x.largest(), s)),
+    "exp(sink)": lambda x, s, lse, bare: _exp(s + 0 * bare),
+    "1: it is forgotten": lambda x, s, lse, bare: np.ones_like(lse),
+    "its derivative, p (1 - p)": lambda x, s, lse, bare: _exp(s - lse) * (1 - _exp(s - lse)),
     "exp(sink - lse), by powers of 2": lambda x, s, lse, bare: _exp((s - lse) * LN2),
     "exp(sink - lse), lse in base 2": lambda x, s, lse, bare: _exp(s - lse / LN2),
     "exp(sink - lse), the sink times the scale": lambda x, s, lse, bare: _exp(s * x.factor() - lse),
@@ -80,6 +82,17 @@ def _by_group(x: Any, y: Array, how: Callable[[Array], Array]) -> Array:
 
 
 SUMS: dict[str, Rows] = {
+    "that of the first entry": lambda x, y, s: y[0].sum(1), "that of the last entry": lambda x, y, s: y[-1].sum(1),
+    "that of the first query": lambda x, y, s: y[:, :, 0].sum(0),
+    "that of the last query": lambda x, y, s: y[:, :, -1].sum(0),
+    "the mean over queries": lambda x, y, s: y.mean(2).sum(0),
+    "the mean over entries": lambda x, y, s: y.sum(2).mean(0),
+    "that of rows that see a key": lambda x, y, s: (y * x.seen.any(-1)).sum((0, 2)),
+    "that without delta": lambda x, y, s: (y + s * x.delta()).sum((0, 2)),
+    "that without dlse": lambda x, y, s: (y - s * x.arriving()).sum((0, 2)),
+    "that with dlse subtracted": lambda x, y, s: (y - 2 * s * x.arriving()).sum((0, 2)),
+    "multiplied by the scale": lambda x, y, s: y.sum((0, 2)) * x.factor(),
+    "that of the next head": lambda x, y, s: np.roll(y.sum((0, 2)), -1),
     "that of the head before": lambda x, y, s: np.roll(y.sum((0, 2)), 1),
     "that of the head counted from the last": lambda x, y, s: y.sum((0, 2))[::-1],
     "the sum over all heads": lambda x, y, s: np.repeat(y.sum(), y.shape[1]),

@@ -13,8 +13,9 @@ from ...masks import Causal, Mask, Window
 from ...mutants import rewritten
 from ..hypothesis import kind
 from ..model import Array
+from ..packing import cut
 from .alignment import ALIGNED, Asked
-from .bounds import KEYS, ROWS, SAME, Bounds, cut, geometric, hides
+from .bounds import KEYS, ROWS, SAME, Bounds, geometric, hides
 
 __all__: list[str] = []
 

@@ -122,37 +122,6 @@ class group(Model):
         return self.how(self, y) if which in self.of else super().group(y)
 
 
-Sinks = Callable[[Any, Array, Array], Array]
-SINKS: dict[str, Sinks] = {
-    "that of the first entry, not the sum": lambda x, s, i: (s * i)[0].sum(1),
-    "that of the last entry, not the sum": lambda x, s, i: (s * i)[-1].sum(1),
-    "that of the last query, not the sum": lambda x, s, i: (s * i)[:, :, -1].sum(0),
-    "that of the first query, not the sum": lambda x, s, i: (s * i)[:, :, 0].sum(0),
-    "the mean over queries": lambda x, s, i: (s * i).mean(2).sum(0),
-    "the mean over entries": lambda x, s, i: (s * i).sum(2).mean(0),
-    "without delta": lambda x, s, i: (s * (i + x.delta())).sum((0, 2)),
-    "without dlse": lambda x, s, i: (s * -x.delta()).sum((0, 2)),
-    "with dlse subtracted": lambda x, s, i: (s * (-x.delta() - x.arriving())).sum((0, 2)),
-    "without the sink's weight": lambda x, s, i: i.sum((0, 2)),
-    "with the sink's weight not divided by the row sum": lambda x, s, i: (s * x.l * i).sum((0, 2)),
-    "with the weight exp(sink)": lambda x, s, i: (np.exp(x.x["sinks"][:, None]) * i).sum((0, 2)),
-    "that of rows that see a key alone": lambda x, s, i: (s * i * x.seen.any(-1)).sum((0, 2)),
-    "multiplied by the scale": lambda x, s, i: (s * i).sum((0, 2)) * x.factor(),
-    "that of the next head": lambda x, s, i: np.roll((s * i).sum((0, 2)), -1),
-    "with the weight's derivative p (1 - p)": lambda x, s, i: (s * (1 - s) * i).sum((0, 2)),
-}
-
-
-@kind(lambda case: "dsinks" in case.want, "dsinks", how=SINKS)
-class dsinks(Model):
-    """dsinks is {how}."""
-
-    how: Sinks
-
-    def dsinks(self, share: Array, incoming: Array) -> Array:
-        return self.how(self, share, incoming)
-
-
 WRITTEN: dict[str, Callable[[Array], Array]] = {
         "of the head before": lambda y: np.roll(y, 1, 1), "of the entry before": lambda y: np.roll(y, 1, 0),
         "with entries and heads exchanged in memory":

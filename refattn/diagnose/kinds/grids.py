@@ -14,6 +14,7 @@ import numpy as np
 from ...case import Case
 from ..hypothesis import kind
 from ..model import Array, Model
+from ..packing import HEADS, place
 
 __all__: list[str] = []
 
@@ -48,17 +49,11 @@ def _tiles(axis: int, other: str) -> dict[str, Reached]:
     return {words: reached(count) for words, count in counts.items()}
 
 
-def _packed(c: Case, lq: Array, by_query: bool) -> Array:
-    """The place of a row among those of its key head."""
-    i, one = np.arange(c.Lq), (np.arange(c.H) % c.group)[:, None]
-    return i * c.group + one if by_query else one * lq + i
-
-
 OF_QUERIES = _tiles(0, "keys") | {
     "one head has, though those of a group are packed query by query":
-        lambda c, lq, lk, t: _packed(c, lq, True) < _up(lq, t) * t,
+        lambda c, lq, lk, t: place(c, True) < _up(lq, t) * t,
     "one head has, though those of a group are packed head by head":
-        lambda c, lq, lk, t: _packed(c, lq, False) < _up(lq, t) * t,
+        lambda c, lq, lk, t: place(c, HEADS) < _up(lq, t) * t,
 }  # fmt: skip
 OF_KEYS = _tiles(1, "queries")
 ROWS = {"out and lse": ("out", "lse"), "dq": ("dq",), "dq and dbias": ("dq", "dbias")}

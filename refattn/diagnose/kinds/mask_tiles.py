@@ -11,7 +11,8 @@ import numpy as np
 from ...case import Case
 from ..hypothesis import kind
 from ..model import Array, Model
-from .bounds import KEYS, ROWS, Bounds, cut
+from ..packing import cut
+from .bounds import KEYS, ROWS, Bounds
 
 __all__: list[str] = []
 

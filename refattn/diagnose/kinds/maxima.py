@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -151,12 +152,20 @@ class base_of_exp(Base):
         return float(np.log(self.base))
 
 
-@kind(lambda case: case.mask is not None or case.bias is not None, nan=NAN)
+def _hides(case: Case, how: Any) -> bool:
+    return case.mask is not None or case.bias is not None or (how.past and min(case.lengths[1], default=0) < case.Lk)
+
+
+@kind(_hides, past={"": False, " and past an entry's length": True}, nan=NAN)
 class maximum_of_hidden(Underflow):
-    """The maximum is taken before the mask, of hidden keys too: exp underflows where those are far above{nan}."""
+    """The maximum is taken before the mask, of hidden keys{past} too: exp underflows where those are far above{nan}."""
+
+    past = False
 
     def attend(self, t: Array) -> State:
-        m = self.logits(self.s).max(-1, initial=-np.inf)
+        s = self.logits(self.s)
+        there = self.past or np.asarray(replace(self.case.visibility, mask=None).tile())
+        m = np.where(there, s, -np.inf).max(-1, initial=-np.inf)
         p = exp_of(t - safe(m)[..., None], self.given)
         return m, p.sum(-1), self.weighed(p)
 

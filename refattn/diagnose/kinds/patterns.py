@@ -10,6 +10,7 @@ import numpy as np
 
 from ...masks import And, Causal, Chunked, Dilated, Documents, Mask, Not, Or, Padding, Prefix, SinkTokens, Window
 from ...mutants import rewritten
+from ...visibility import diagonal
 from ..hypothesis import kind
 from ..model import Array, Model
 from .alignment import Asked, _has
@@ -130,6 +131,8 @@ def _window(left: int | None, right: int | None, align: Any) -> Mask:
             m(b, h, i, j, lq, lk) & (j % m.size != 0)))),
         "the last key of a chunk is hidden": (Chunked, lambda m: Asked(m, lambda m, b, h, i, j, lq, lk: (
             m(b, h, i, j, lq, lk) & (j % m.size != m.size - 1)))),
+        "chunks are told by a division that rounds to 0: a query before key 0 is in the first": (
+            Chunked, lambda m: Asked(m, _first_before_key_0)),
         "all chunks up to the query's own are seen": (Chunked, lambda m: Asked(m, _later)),
         "a dilated window is one step too wide": (Dilated, lambda m: dataclasses.replace(m, window=m.window + 1)),
         "a dilated window is one step too narrow": (Dilated,
@@ -167,6 +170,12 @@ def _first_of_next(m: Any, b: Array, h: Array, i: Array, j: Array, lq: Array, lk
 
 def _last_before(m: Any, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
     return np.asarray(m(b, h, i, j, lq, lk) | ((j % m.size == m.size - 1) & m(b, h, i, j + 1, lq, lk)))
+
+
+def _first_before_key_0(m: Any, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
+    own = diagonal(m.align, i, lq, lk)
+    before = (own < 0) & (own > -m.size) & (j < m.size)
+    return np.asarray(m(b, h, i, j, lq, lk) | before)
 
 
 def _plus(n: Any, by: int) -> Any:

@@ -46,6 +46,18 @@ def _in_memory(case: Case, x: Array, back: bool) -> Array:
     return np.where(there, memory[read], 0)
 
 
+def _before(case: Case, x: Array, n: int) -> Array:
+    """That of the tile before; what is read for the first is 0."""
+    return np.where(np.arange(case.Lq) < n, 0, np.roll(x, n, 2))
+
+
+def _after(case: Case, x: Array, n: int) -> Array:
+    """That of the tile after, which is 0 where that is not whole; the last has its own."""
+    i = np.arange(case.Lq) + n
+    own = i >= -(-case.Lq // n) * n
+    return np.where(own, x, np.where(i < case.Lq, x[:, :, np.minimum(i, case.Lq - 1)], 0))
+
+
 PLACES: dict[str, Place] = {
     f"at a row's place in its tile of {n}": (lambda c, x, n=n: x[:, :, np.arange(c.Lq) % n]) for n in SIZES
 } | {
@@ -53,6 +65,10 @@ PLACES: dict[str, Place] = {
 } | {
     f"of the tile of {n} rows before": (
         lambda c, x, n=n: x[:, :, np.where(np.arange(c.Lq) < n, np.arange(c.Lq), np.arange(c.Lq) - n)]) for n in SIZES
+} | {
+    f"of the tile of {n} rows before, 0 at the first": (lambda c, x, n=n: _before(c, x, n)) for n in SIZES
+} | {
+    f"of the tile of {n} rows after": (lambda c, x, n=n: _after(c, x, n)) for n in SIZES
 } | {
     f"as if rows of a head, padded to a multiple of {n} where they were written, were not": (
         lambda c, x, n=n: _padded(c, x, n)) for n in (8, *SIZES)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...case import Case
 from ..hypothesis import kind
-from ..model import Array, Model, safe
+from ..model import Array, Model
 
 __all__: list[str] = []
 
@@ -27,7 +27,7 @@ def _tiles(case: Case, how: Any) -> bool:
     return bool(case.Lk > how.tile) and all(there.get(n, True) for n in how.of)
 
 
-@kind(_tiles, of=OF, turn=TURNS, tile=(16, 32, 64, 128))
+@kind(_tiles, of=OF, turn={w: turn for w, turn in TURNS.items() if w != "first of all"}, tile=(16, 32, 64, 128))
 class stale_tile(Model):
     """In each tile of {tile} keys {of} are those of the tile {turn}."""
 
@@ -78,17 +78,16 @@ class stale_tile_once(stale_tile):
 
 
 ROWS = {"queries": ("q",), "queries and dout": ("q", "dout"), "dout": ("dout",), "the bias": ("bias",),
-        "what dropout keeps": ("keep",), "the lse of the backward": ("lse",), "delta": ("delta",),
-        "the lse of the backward and delta": ("lse", "delta")}  # fmt: skip
+        "what dropout keeps": ("keep",)}  # fmt: skip
 
 
 def _rows(case: Case, how: Any) -> bool:
     there = {"bias": case.bias is not None and case.bias_shape[2] > 1, "keep": case.dropout is not None,
-             "dout": case.backward, "lse": case.backward, "delta": case.backward}  # fmt: skip
+             "dout": case.backward}  # fmt: skip
     return bool(case.Lq > how.tile) and all(there.get(n, True) for n in how.of)
 
 
-@kind(_rows, of=ROWS, turn={w: TURNS[w] for w in ("before", "after", "first of all", "before, of 0 at the first")},
+@kind(_rows, of=ROWS, turn={w: TURNS[w] for w in ("before", "after", "before, of 0 at the first")},
       tile=(16, 32, 64, 128))  # fmt: skip
 class stale_rows(stale_tile):
     """In each tile of {tile} rows {of} are those of the tile {turn}."""
@@ -96,16 +95,6 @@ class stale_rows(stale_tile):
     def arrays(self) -> dict[str, Array]:
         x = Model.arrays(self)
         return x | {n: self.of_another(x[n], 2) for n in self.of if n in x}
-
-    def delta(self) -> Array:
-        d = super().delta()
-        return self.of_another(d, 2) if "delta" in self.of else d
-
-    def again(self) -> Array:
-        if "lse" not in self.of:
-            return super().again()
-        lse = safe(self.m) + np.log(np.where(self.l == 0, 1, self.l))
-        return np.where(self.seen, np.exp(self.t - self.of_another(lse, 2)[..., None]), 0)
 
 
 @kind(lambda case, how: case.mask is not None and case.Lk > how.tile, by={"before": -1, "after": 1},

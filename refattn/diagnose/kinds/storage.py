@@ -73,6 +73,9 @@ PAGES: dict[str, Page] = {
         lambda t, j, n, m=m: ((_in(t, j // m) * m + j % m) // n, (_in(t, j // m) * m + j % m) % n))
     for m in (8, 16, 32, 64, 128)
 } | {
+    f"from that of the first key of each tile of {m}": (lambda t, j, n, m=m: (_in(t, j // m * m // n), j % n))
+    for m in (8, 16, 32, 64, 128)
+} | {
     f"as if {m} tokens of each were in use, from its first slot on": (
         lambda t, j, n, m=m: ((_in(t, j // m) * n + j % m) // n, (_in(t, j // m) * n + j % m) % n))
     for m in (8, 16, 32, 64, 128)
