@@ -20,10 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refattn import oracle, streaming
+from refattn.cases import CASES
 from refattn.dropout import keep_tile
 from refattn.dtypes import FORMATS, round_to
+from refattn.inputs import make
+from refattn.judge import judge
 from refattn.masks import Causal, Visibility, Window
-from refattn.precision import Precision, eager, preset
+from refattn.precision import Conventions, Precision, eager, preset
 from refattn.score_mods import SCORE_MODS
 from refattn.streaming import Schedule
 from refattn.streaming.arguments import Arguments
@@ -407,3 +410,11 @@ def test_dsoftcap_where_the_quotient_overflows() -> None:
     for module in (oracle, streaming):
         g = module.attention_grad(one, np.full((1, 1, 2, 1), 1e150), one.repeat(2, 2), one, softcap=1e-10)
         assert g.dsoftcap is not None and g.dsoftcap == 0 and (g.dq == 0).all()
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_a_maximum_near_the_lowest_number_overflows_in_no_base(splits: int) -> None:
+    case = next(c for c in CASES if c.id == "mask-lowest-bf16")
+    kernel = streaming.Streaming(preset("bfloat16"), Schedule(tile_q=16, tile_k=16, exp="exp2", splits=splits))
+    verdict = judge(make(case), kernel(case, make(case).fresh()), preset("bfloat16"), Conventions())
+    assert verdict.status == "passed", verdict.notes

@@ -182,7 +182,10 @@ class Rules:
             log2e = self.dtype.type(np.log2(np.e))
             if x.ndim == 1:  # of maxima, when a row is rescaled, the difference comes first
                 return np.asarray(np.exp2((x - shift) * log2e))
-            fused = x.astype(np.float64) * np.float64(log2e) - (shift * log2e).astype(np.float64)
+            with np.errstate(over="ignore"):
+                top = shift * log2e
+            fused = x.astype(np.float64) * np.float64(log2e) - top.astype(np.float64)
+            fused = np.where(np.isinf(top), (x - shift) * log2e, fused)  # of a maximum near the lowest number
             return np.asarray(np.exp2(fused.astype(self.dtype)))
         if self.schedule.exp == "numpy" or self.dtype == np.float64:
             return online.shifted_exp(x, shift)

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from ...case import Case
+from ...dtypes import round_to
 from ...precision import preset
 from ...quantise import Kind, dequantise
 from ...streaming import Rules, Schedule
@@ -67,3 +68,16 @@ class codes_taken_for(Model):
 
     def arrays(self) -> dict[str, Array]:
         return self.from_memory(self.inputs.handed())
+
+
+def _uncoded(case: Case) -> bool:
+    return case.quant is not None and case.quant.of == "kv" and "float8" in case.quant.kind
+
+
+@kind(_uncoded, rounding=True)
+class queries_cast_to_codes(Model):
+    """Queries are cast to the float8 of the codes of keys and values, with a scale of 1."""
+
+    def arrays(self) -> dict[str, Array]:
+        x, quant = super().arrays(), self.given.quant
+        return x if quant is None else x | {"q": round_to(x["q"], quant.kind)}

@@ -157,6 +157,17 @@ class packed_keys_written(Written):
     of = "k"
 
 
+@kind(lambda case: _packed(case) and case.B > 1, "out lse dq", left={"0": 0.0, "NaN": np.nan},
+      names={"out": ("out",), "lse": ("lse",), "out and lse": ("out", "lse"), "dq": ("dq",)})  # fmt: skip
+class packed_first_alone(Model):
+    """{names} of packed sequences: written for the first sequence alone; of others {left} stays."""
+
+    left, names = 0.0, ("out",)
+
+    def told(self, y: dict[str, Array]) -> dict[str, Array]:
+        return y | {n: np.concatenate([y[n][:1], np.full_like(y[n][1:], self.left)]) for n in self.names if n in y}
+
+
 @kind(_packed, "lse")
 class packed_lse_transposed(packed_at):
     """lse of packed sequences is written as (tokens, heads), and not as (heads, tokens)."""

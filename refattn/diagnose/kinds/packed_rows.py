@@ -27,7 +27,7 @@ from ..hypothesis import kind
 from ..model import Array, Model
 from .alignment import ALIGNED, Asked
 
-__all__: list[str] = []
+__all__ = ["PLACES", "Place"]
 
 Place = Callable[[Array, Array, int, Array, int], tuple[Array, Array]]
 """(place in the group, query, size of the group, own number of queries, Lq) -> the two that are taken for them"""
@@ -48,6 +48,7 @@ PLACES: dict[str, Place] = {
     "head and query of a row packed by its own length, as if by the padded one":
         lambda g, i, G, n, Lq: ((g * n + i) // Lq, (g * n + i) % Lq),
     "the query of a row packed query by query, divided by one more": lambda g, i, G, n, Lq: (g, (i * G + g) // (G + 1)),
+    "the query divided by the size of its group, though rows are not packed": lambda g, i, G, n, Lq: (g, i // G),
     "the query of the first of its group's rows, rounded up": lambda g, i, G, n, Lq: (g, -(-(i * G + g) // G)),
 }  # fmt: skip
 COMPUTED = (*ALIGNED, SinkTokens)

@@ -31,6 +31,10 @@ def _turned(m: Any, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array
     return np.asarray(m(b, h, j // m.block_k * m.block_q, i // m.block_q * m.block_k, lq, lk))
 
 
+def _sized(m: Any, sides: str, by: float) -> Any:
+    return dataclasses.replace(m, **{f"block_{n}": max(1, int(getattr(m, f"block_{n}") * by)) for n in sides})
+
+
 def _keys_global(m: Any, b: Array, h: Array, i: Array, j: Array, lq: Array, lk: Array) -> Array:
     """Asked at a query that is none of them."""
     far = i + 10 * (lk + lq) + 10_000
@@ -89,6 +93,10 @@ SPARSE: dict[str, tuple[type[Mask], Ask]] = {
         BlockSparse, lambda m, b, h, i, j, lq, lk: m(b, h, i, j // m.block_q * m.block_k, lq, lk)),
     "blocks: queries by the size of blocks of keys": (
         BlockSparse, lambda m, b, h, i, j, lq, lk: m(b, h, i // m.block_k * m.block_q, j, lq, lk)),
+    **{f"blocks: {words} {how} as large": (
+        BlockSparse, lambda m, b, h, i, j, lq, lk, sides=sides, by=by: _sized(m, sides, by)(b, h, i, j, lq, lk))
+       for words, sides in (("they are", "qk"), ("of queries", "q"), ("of keys", "k"))
+       for how, by in (("half", 0.5), ("twice", 2))},
     "a dilated window has no gaps": (
         Dilated, lambda m, b, h, i, j, lq, lk: _distance(m, i, j, lq, lk) <= m.window * _step(m, h)),
     "a dilated window is as wide as one without gaps": (

@@ -49,21 +49,29 @@ class last_tile_by_first_row(Bounds):
         return seen & (np.arange(seen.shape[-1]) < last[..., None])
 
 
+def _ends(case: Case, how: Any) -> bool:
+    return case.Lk > 1 if how.whole is None else _bounded(case, how) and (not how.whole or geometric(case))
+
+
+def _same_end(case: Case, how: Any) -> Any:
+    return SAME[1](case, how) if hides(case) else None
+
+
 @kind(
-    lambda case, how: _bounded(case, how) and (not how.whole or geometric(case)), same=SAME, rows=ROWS, keys=KEYS,
-    whole={"": False, ", but where the last key is the entry's": True},
+    _ends, same=("rows", _same_end), rows=ROWS, keys=KEYS,
+    whole={"": False, ", but where the last key is the entry's": True, ", without a mask too": None},
 )  # fmt: skip
 class last_tile_rounded_down(Bounds):
     """The number of key tiles of {keys} that {rows} queries go over is rounded down: a partial one is lost{whole}."""
 
-    whole = False
+    whole: bool | None = False
     """whether tiles that end with the keys of an entry are counted rightly"""
 
     def visible(self) -> Array:
         seen = super().visible()
         last = self.of_tile(self.ends(self.reach())[1], lambda x: x.max(-1))
         n = np.array(self.case.lengths[1])[:, None, None]
-        last = np.where(self.whole & (last >= n), last, self.down(last))
+        last = np.where((self.whole is True) & (last >= n), last, self.down(last))
         return seen & (np.arange(seen.shape[-1]) < last[..., None])
 
 
