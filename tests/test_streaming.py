@@ -21,12 +21,11 @@ from hypothesis import strategies as st
 
 from refattn import oracle, streaming
 from refattn.cases import CASES
+from refattn.conform import run
 from refattn.dropout import keep_tile
 from refattn.dtypes import FORMATS, round_to
-from refattn.inputs import make
-from refattn.judge import judge
 from refattn.masks import Causal, Visibility, Window
-from refattn.precision import Conventions, Precision, eager, preset
+from refattn.precision import Precision, eager, preset
 from refattn.score_mods import SCORE_MODS
 from refattn.streaming import Schedule
 from refattn.streaming.arguments import Arguments
@@ -414,7 +413,6 @@ def test_dsoftcap_where_the_quotient_overflows() -> None:
 
 @pytest.mark.parametrize("splits", [1, 2])
 def test_a_maximum_near_the_lowest_number_overflows_in_no_base(splits: int) -> None:
-    case = next(c for c in CASES if c.id == "mask-lowest-bf16")
-    kernel = streaming.Streaming(preset("bfloat16"), Schedule(tile_q=16, tile_k=16, exp="exp2", splits=splits))
-    verdict = judge(make(case), kernel(case, make(case).fresh()), preset("bfloat16"), Conventions())
-    assert verdict.status == "passed", verdict.notes
+    cases = [c for c in CASES if c.id == "mask-lowest-bf16"]
+    kernel = streaming.Streaming(schedule=Schedule(tile_q=16, tile_k=16, exp="exp2", splits=splits))
+    assert run(kernel, cases).counts()["passed"] == len(cases) == 1

@@ -43,11 +43,12 @@ def _mean(y: Array, axes: tuple[int, ...]) -> Array:
 
 
 @kind(_reduces, "dbias", axes={"all that the bias is broadcast over": ()},
-      how={"that of the first": _first, "the mean": _mean, "that summed over the last of these axes alone":
-           lambda y, axes: _first(y, axes[:-1])})  # fmt: skip
-@kind(_reduces, "dbias", axes=AXES, how={"that of the first": _first, "that of the last": _last, "the mean": _mean})
+      how={"the mean over": _mean, "that of the first of": _first,
+           "summed over the last axis alone of": lambda y, axes: _first(y, axes[:-1])})  # fmt: skip
+@kind(_reduces, "dbias", axes=AXES,
+      how={"that of the first of": _first, "that of the last of": _last, "the mean over": _mean})  # fmt: skip
 class dbias_over(Model):
-    """dbias is not the sum over {axes}, but {how}."""
+    """dbias is {how} {axes}, not the sum."""
 
     axes: tuple[int, ...] = (0,)
     how: Callable[[Array, tuple[int, ...]], Array]

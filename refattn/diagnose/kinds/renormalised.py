@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...case import Case
 from ..hypothesis import kind
 from ..model import Array, Model
 
