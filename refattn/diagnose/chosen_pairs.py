@@ -133,7 +133,7 @@ def _of_gradients(trial: Trial, right: Model, wrong: Model, aspect: str) -> _Equ
     if not names:
         return None
     both = (right, wrong)
-    pairs = [m.of_pairs() for m in both]
+    pairs = [m.pairwise() for m in both]
     offs = [~trial.right[n].all(-1) & np.isfinite(trial.got[n]).all(-1) for n in names]
     group = trial.case.group
 

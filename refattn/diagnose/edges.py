@@ -187,7 +187,8 @@ def _exchanged(edge: Edge, words: str) -> Edge:
 
 def _of_tile_of_keys(words: str, keys: int, last: bool) -> Iterator[Edge]:
     which, at = ("last", -1) if last else ("first", 0)
-    yield Edge(f"the end of the rows that see the {which} key of a {words}", lambda x: x.of_tile(x.stop, keys, False, at))
+    end = f"the end of the rows that see the {which} key of a {words}"
+    yield Edge(end, lambda x: x.of_tile(x.stop, keys, False, at))
     yield Edge(f"the first row that sees the {which} key of a {words}", lambda x: x.of_tile(x.first, keys, False, at))
 
 

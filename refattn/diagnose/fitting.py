@@ -37,8 +37,9 @@ def fitting(right: Mapping[str, Array], wrong: Mapping[str, Array], inputs: Inpu
 def _whole(x: Array, name: str, columns: bool) -> Array:
     """Whether any element of a row, or of a column, is so: 1 or 0."""
     if columns:
-        return x.reshape(-1, x.shape[-1]).any(0).astype(np.float32)
-    return (x if name == "lse" or x.ndim < 4 else x.any(-1)).ravel().astype(np.float32)
+        return np.asarray(x.reshape(-1, x.shape[-1]).any(0)).astype(np.float32)
+    rows = np.asarray(x if name == "lse" or x.ndim < 4 else x.any(-1))
+    return rows.ravel().astype(np.float32)
 
 
 def _inside(regions: Sequence[Region], name: str, inputs: Inputs) -> tuple[Array, Array]:
@@ -50,4 +51,5 @@ def _inside(regions: Sequence[Region], name: str, inputs: Inputs) -> tuple[Array
         size = max((x.size for x in found if x is not None), default=0)
         rows = [np.zeros(size) if x is None else np.broadcast_to(x, x.shape).ravel() for x in found]
         inputs.made[key] = np.array(rows, np.float32).reshape(len(regions), size), known
-    return inputs.made[key]  # type: ignore[no-any-return]
+    table: tuple[Array, Array] = inputs.made[key]
+    return table

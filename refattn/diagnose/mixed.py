@@ -1,4 +1,4 @@
-"""A kernel with something wrong for some pairs of a query and a key alone: in some of its tiles, or one of its loops."""
+"""What is wrong for some pairs of a query and a key alone: in some of its tiles, in one of its loops."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def mixed(parts: Sequence[Part]) -> type[Model]:
             return np.asarray(total)
 
         def backward(self) -> dict[str, Array]:
-            self.among = self.rest_of_pairs
+            self.pairs_alone = self.rest_of_pairs
             y = super().backward()
             for model, at in self.others:
                 model.goes_by(self)
-                model.among = at
+                model.pairs_alone = at
                 for name, x in model.backward().items():
                     if name != "dsinks":  # of rows, not of pairs
                         y[name] = y[name] + x if name in y else x

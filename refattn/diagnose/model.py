@@ -18,7 +18,7 @@ LN2, LOG2E = float(np.log(2)), float(np.log2(np.e))
 class Model(Forward):
     """One case solved in one way; a hypothesis is a subclass."""
 
-    among: Array | None = None
+    pairs_alone: Array | None = None
     """the pairs that the backward goes over, where they are not all"""
 
     def delta(self) -> Array:
@@ -80,14 +80,14 @@ class Model(Forward):
     def dsinks(self, share: Array, incoming: Array) -> Array:
         return (share * incoming).sum((0, 2))
 
-    def of_pairs(self) -> tuple[Array, Array, Array, Array]:
+    def pairwise(self) -> tuple[Array, Array, Array, Array]:
         """Of each pair the weight, and the gradients of its logit, of the capped score and of the score."""
         case, dout = self.case, self.x["dout"]
         p, incoming = self.again(), self.arriving() - self.delta()
         dp = self.dropped(self.dp_of(dout))
         dt = np.where(self.seen, self.through_softmax(p, dp, incoming), 0)
-        if self.among is not None:
-            p, dt = np.where(self.among, p, 0), np.where(self.among, dt, 0)
+        if self.pairs_alone is not None:
+            p, dt = np.where(self.pairs_alone, p, 0), np.where(self.pairs_alone, dt, 0)
         capped = ds = dt
         if case.score_mod is not None:
             capped = ds = np.where(self.seen, dt * self.modifier_slope(), 0)
@@ -97,7 +97,7 @@ class Model(Forward):
 
     def backward(self) -> dict[str, Array]:
         case, dout = self.case, self.x["dout"]
-        p, dt, capped, ds = self.of_pairs()
+        p, dt, capped, ds = self.pairwise()
         y: dict[str, Array] = {}
         if case.softcap is not None:
             slope, z = self.slope(self.s, case.softcap), self.s / case.softcap

@@ -7,7 +7,7 @@ treats apart: the first and the last of something, what is past the first tile, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -117,9 +118,13 @@ def _ways(known: Sequence[Known], keys: str) -> Iterator[_Way]:
         for at, form in enumerate(FORMS[keys]):
             yield _of_form(edge.cost + 2 * (at > 1), form, edge)
     for words, pairs in BLOCKS if keys == "keys" else ():
-        yield _Way(TILED, f"keys {words}", pairs, lambda k, pairs=pairs: k.just(pairs(k.shape)))
+        yield _Way(TILED, f"keys {words}", pairs, partial(_just, pairs))
     for a, b in _ends(known, edges):
         yield _of_form(2 + a.cost + b.cost, BETWEEN[keys], a, b)
+
+
+def _just(pairs: Callable[[Shape], Array], k: Known) -> Array:
+    return k.just(pairs(k.shape))
 
 
 def _of_form(cost: int, form: Form, *edges: Edge) -> _Way:

@@ -59,7 +59,7 @@ def chosen(columns: Array, wanted: Array) -> Array | None:
     """
     if not (np.isfinite(columns).all() and np.isfinite(wanted).all()):
         return None
-    told = (np.abs(columns) > TELLING).any(0)
+    told = np.asarray((np.abs(columns) > TELLING).any(0))
     found: Array | None
     if np.count_nonzero(told) <= max(len(columns) - 1, 1):
         found = _some(columns, wanted, told)
