@@ -44,12 +44,12 @@ def chosen_pairs(trial: Trial, made: type[Model], aspect: str) -> Array | None:
     right = Model(trial.inputs)
     with np.errstate(all="ignore"):
         right.forward()
-        wrong = made(trial.inputs)
-        wrong.to_logits()
-        wrong.goes_by(right)
         try:
+            wrong = made(trial.inputs)
+            wrong.to_logits()
+            wrong.goes_by(right)
             make = _of_out(trial, right, wrong) if aspect == "out" else _of_gradients(trial, right, wrong, aspect)
-        except ValueError:  # shapes that do not go together
+        except Exception:  # it needs other inputs than these
             return None
         return None if make is None else _solved(make, aspect)
 

@@ -38,7 +38,7 @@ ACCIDENT, SMALL = 0.01, 0.85
 """so little probable is a place that is said, if what is wrong may be anywhere, and not more of all that is judged"""
 FEW = 8
 """cases of which it is asked whether keys count otherwise"""
-LOOK, KEY_SCAN, SCORE = 5e-3, 4e-2, 5e-7
+LOOK, KEY_SCAN, SCORE = 4e-3, 2e-2, 5e-7
 """seconds to look at a case, to ask whether its keys count otherwise, and for each score of it"""
 KEYS = {
     "keys that should be seen had no weight": ("no weight", "too few"), "keys were counted twice": ("twice",),

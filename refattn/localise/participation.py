@@ -4,9 +4,8 @@ With e_j, r_j, v_j of `refattn.key_changes`, a key that counts a_j times gives o
 
     sum_j a_j e_j (r_j v_j - out) = sink out,    sum_j a_j e_j = Z - sink,
 
-linear in a: one equation a column, and one for lse.  They are solved by least squares, in units of what each number may
-be off by; what comes so close to a whole number that noise cannot explain the rest is fixed, and the others are solved
-again.  Where there are more keys than equations one run of them is taken to be off, wherever it begins and ends; or
+linear in a, of which the a are whole numbers: one equation a column, and one for lse, in units of what each number may
+be off by.  Where there are more keys than equations one run of them is taken to be off, wherever it begins and ends; or
 those of a tile are taken to count alike.
 """
 
@@ -18,23 +17,16 @@ from typing import Any
 import numpy as np
 
 from .key_changes import Rows
+from .whole_numbers import FITS, TELLING, TILES, whole
 
 __all__ = ["times_of_keys"]
 
 Array = np.ndarray[Any, Any]
 
-TILES = (8, 16, 32, 64, 128)
 MOST = 2
 """times that a key may count"""
-NEAR, NOISE = 0.25, 0.1
-"""A key is known if it is so near to a whole number, and noise moves it by less."""
-ROUNDS = 4
 MOST_ROWS = 4
 """rows of a head that have more keys than equations: so many are solved"""
-FITS = 3.0
-"""What is left of each equation, in units of its noise, may be so large."""
-TELLING = 4.0
-"""A key whose weight alone would move a row by so many times its bound is known where the row is right."""
 
 
 def times_of_keys(rows: Rows, sums: Array | None, right: Array) -> Array:
@@ -138,29 +130,8 @@ def _solved(row: Rows, total: float | None, labels: Array) -> Array | None:
     elif sink < 1e-3:
         equations, wanted = np.vstack([equations, np.zeros(len(e))]), np.append(wanted, 0.0)
         equations[-1, int(e.argmax())], wanted[-1] = 1e3, 1e3  # the heaviest counts once
-    if not (np.isfinite(equations).all() and np.isfinite(wanted).all()):
-        return None
-    times, known = np.full(len(e), np.nan), np.zeros(len(e), bool)
-    for _ in range(ROUNDS):
-        free = np.flatnonzero(~known)
-        rest = wanted - equations[:, known] @ times[known]
-        if not free.size:
-            break
-        inverse = np.linalg.pinv(equations[:, free], rcond=1e-10)
-        x = inverse @ rest
-        spread = np.sqrt((inverse * inverse).sum(1))
-        resolved = (np.abs((inverse @ equations[:, free]).diagonal() - 1) < 0.05) & (spread < NOISE)
-        if (np.abs(equations[:, free] @ x - rest) > FITS).any():
-            return None
-        near = resolved & (np.abs(x - np.rint(x)) < NEAR)
-        if (resolved & ~near).any() or (near & ((np.rint(x) < 0) | (np.rint(x) > MOST))).any():
-            return None
-        if not near.any():
-            break
-        times[free[near]], known[free[near]] = np.rint(x[near]), True
-    else:
-        rest = wanted - equations[:, known] @ times[known]
-    if not known.any() or (known.all() and (np.abs(wanted - equations @ times) > FITS).any()):
+    times = whole(equations, wanted, MOST)
+    if times is None:
         return None
     found = np.append(times, np.nan)[labels]
     found[labels < 0] = 0.0

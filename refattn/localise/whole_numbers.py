@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["chosen", "whole"]
+__all__ = ["FITS", "TELLING", "TILES", "chosen", "whole"]
 
 Array = np.ndarray[Any, Any]
 

@@ -134,6 +134,7 @@ SOFTMAX: dict[str, Through] = {
         lambda x, p, dp, i: _kept(x, p) * x.undropped() * (dp + i),
     "p (dp - delta), where dropout falls on dp - delta": lambda x, p, dp, i: p * np.where(
         x.kept(), dp + i * x.undropped(), 0),
+    "p (dp - delta), and p delta where it is dropped": lambda x, p, dp, i: p * np.where(x.kept(), dp + i, -i),
     "p (dp - delta), where dropout falls on delta too": lambda x, p, dp, i: p * (dp + x.dropped(i + 0 * dp)),
 }
 
