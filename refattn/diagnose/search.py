@@ -65,6 +65,8 @@ class Search:
     """ids of the cases of which all hypotheses were asked"""
     asked: set[Hypothesis] = field(default_factory=set)
     """of a case in which they may show: the next search begins with others"""
+    speaking: dict[Hypothesis, dict[Case, bool]] = field(default_factory=dict)
+    """which cases that passed speak against one, of those that were asked"""
     left: set[Hypothesis] = field(default_factory=set)
     """not asked of a case for want of time"""
 
@@ -249,26 +251,30 @@ class Search:
         common = frozenset.intersection(*(t.case.features() for t in sample))
         nearest = sorted(self.passed, key=lambda c: (-len(common & c.features()), c.scores))
         best = sorted((h for h in counts if counts[h]), key=lambda h: (h.vague, -counts[h]))[:40]
-        against, broad = {}, {}
-        for h in (h for h in best if counts[h] >= HALF * _most(counts)):
+        found = [h for h in best if counts[h] >= HALF * _most(counts)]
+        for h in found:
             if self.effort.seconds > until:
                 break  # what was not checked is not named
+            self.speaking.setdefault(h, {})
             told = list(filter(h.separates, nearest))
-            some = told[: PASSED // 2] + spread(told[PASSED // 2 :], PASSED // 2)
-            against[h] = [c for c in some if self._would_be_noticed(h, c)]
-            broad[h] = len(against[h]) * len(told) / max(1, len(some))
+            for case in told[: PASSED // 2] + spread(told[PASSED // 2 :], PASSED // 2):
+                self._would_be_noticed(h, case)
+        checked = [h for h in found if h in self.speaking]
         most, until = _most(counts), min(until, self.effort.seconds + self.seconds / 8)
-        tied = [h for h in against if not (against[h] or h.vague) and counts[h] == most]
-        for case in nearest[::5] + nearest[1::3] if len(tied) > 1 else ():  # what else tells these apart
+        tied = [h for h in checked if not (h.vague or any(self.speaking[h].values())) and counts[h] == most]
+        for case in nearest[::5] + nearest[1::3] if tied else ():  # what else tells
             for h in tied:
-                if self.effort.seconds < until and h.separates(case) and self._would_be_noticed(h, case):
-                    against[h].append(case)
-                    broad[h] += 1
-        return against, broad
+                if self.effort.seconds < until and h.separates(case):
+                    self._would_be_noticed(h, case)
+        against = {h: [c for c, speaks in self.speaking[h].items() if speaks] for h in checked}
+        about = {h: sum(map(h.separates, nearest)) for h in checked}
+        return against, {h: len(against[h]) * about[h] / max(1, len(self.speaking[h])) for h in checked}
 
-    def _would_be_noticed(self, h: Hypothesis, case: Case) -> bool:
-        self.effort.work += NOTICED
-        return would_be_noticed(h, case)
+    def _would_be_noticed(self, h: Hypothesis, case: Case) -> None:
+        """Keeps whether a case that passed speaks against it."""
+        if case not in self.speaking[h]:
+            self.effort.work += NOTICED
+            self.speaking[h][case] = would_be_noticed(h, case)
 
 
 def _most(counts: Mapping[Hypothesis, int]) -> int:

@@ -184,3 +184,21 @@ class hyperbolic_tangent(Model):
 
     def cap(self, s: Array, softcap: float) -> Array:
         return softcap * self.how(s / softcap)
+
+
+BY_EXP = {
+    "(e - 1) / (e + 1), e = exp(2 x)": lambda x: 2 * x, "(1 - e) / (1 + e), e = exp(-2 x)": lambda x: -2 * x,
+    "(exp(x) - exp(-x)) / (exp(x) + exp(-x))": np.abs,
+}  # fmt: skip
+
+
+@kind(lambda case: case.softcap is not None, how=BY_EXP, to=IN)
+class tanh_overflows(Model):
+    """tanh(x) of softcap is {how}, which is infinite in the range of {to}: NaN where x is large."""
+
+    how: Callable[[Array], Array]
+    to: Any = np.float32
+
+    def cap(self, s: Array, softcap: float) -> Array:
+        over = self.how(s / softcap) > np.log(float(np.finfo(self.to).max))
+        return np.where(over, np.nan, super().cap(s, softcap))

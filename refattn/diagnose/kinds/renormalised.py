@@ -77,10 +77,10 @@ def _by_factor(x: Any, dp: Array) -> Array:
 WAYS: dict[str, tuple[Way, bool]] = {
     "multiplied alike": (lambda x, dp: x.kept(dp) * x.grows(), False),
     "multiplied by 1 / (1 - p)": (_by_factor, False),
-    "multiplied by 1 / (1 - p), and so in delta, the sum of weights and their gradients": (_by_factor, True),
+    "multiplied by 1 / (1 - p), and delta is sum(p dp)": (_by_factor, True),
     "brought to its own sum": (_to_own_sum, False),
-    "brought to its own sum, and so in delta, the sum of weights and their gradients": (_to_own_sum, True),
-    "brought to its own sum, with what is hidden, and so in delta, the sum of weights and their gradients": (
+    "brought to its own sum, and delta is sum(p dp)": (_to_own_sum, True),
+    "brought to its own sum, with what is hidden, and delta is sum(p dp)": (
         partial(_to_own_sum, hidden=True), True),
 }
 """what becomes of the gradient of weights; and whether delta is not that of the output"""

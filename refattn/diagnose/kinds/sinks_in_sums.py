@@ -41,9 +41,11 @@ class sink_in_first_split(Local):
 
     def sink(self, sinks: Array) -> Array | None:
         first = np.array([of[1] for of in self.ends()])[:, None, None, None]
-        axes = (1, 2, 3) if self.of else (3,)
-        begun, some = (x.any(axes, keepdims=True)[..., 0] for x in (
-            self.seen & (np.arange(self.given.Lk) < first), self.seen))
+        begun, some = self.sees(self.seen & (np.arange(self.given.Lk) < first)), self.sees(self.seen)
         times = np.where(begun, 1.0, np.where(some, self.times, self.times * self.none))
         with np.errstate(divide="ignore"):
             return np.asarray(sinks[:, None] + np.log(times))
+
+    def sees(self, seen: Array) -> Array:
+        """Whether any of a row's keys, or of its entry's, is seen."""
+        return np.asarray(seen.any((1, 2, 3) if self.of else 3, keepdims=True))[..., 0]

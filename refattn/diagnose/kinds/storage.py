@@ -122,6 +122,19 @@ class pages(Model):
         return np.clip(page, 0, n - 1)
 
 
+@kind(lambda case: _paged(case) and min(case.lengths[1]) < case.Lk)
+class table_rows_in_use(pages):
+    """Rows of the page table are looked for as if each had the columns alone that its entry uses."""
+
+    def how(self, table: Array, j: Array, size: int) -> tuple[Array, Array]:  # type: ignore[override]
+        used = -(-np.array(self.given.lengths[1]) // size)
+        at = (used.cumsum() - used)[:, None] + j // size
+        return np.take(table.ravel(), at, mode="wrap"), j % size + 0 * at
+
+    def within(self, page: Array, n: int) -> Array:
+        return page % n
+
+
 FURTHER = {words: how for words, how in PAGES.items() if "one after the other" in words or "too far" in words}
 
 
