@@ -40,7 +40,7 @@ LOOK, ROW, ASKED = 0.05, 5e-4, 5e-4
 """seconds to look at a case and at each row of it, and to ask of an effect whether it may be so for some pairs"""
 SURE = 2
 """cases that a rule holds in, if there are so many, times two"""
-MOSTLY = 0.7
+MOSTLY = 0.5
 """of the cases in which an effect would show"""
 ENOUGH = 24
 """hypotheses"""
@@ -163,7 +163,7 @@ def _of_effects(trials: Sequence[Trial], aspect: str, effort: Effort, until: flo
 
 def _where(trials: Sequence[Trial], effect: Effect, aspect: str, effort: Effort) -> list[tuple[Inputs, Array]]:
     """Of most of the cases in which it may show, for which pairs it is so; else none."""
-    shows = [t for t in trials if effect.of is None or effect.of.separates(t.case)]
+    shows = [t for t in trials if effect.separates(t.case)]
     if len(shows) < MOSTLY * len(trials):
         return []
     found: list[tuple[Inputs, Array]] = []

@@ -9,6 +9,7 @@ from functools import cache
 
 import numpy as np
 
+from ..case import Case
 from .dense import Array
 from .hypothesis import Hypothesis, hypotheses
 from .mixed import mixes
@@ -27,6 +28,10 @@ class Effect:
     says: str
     made: type[Model]
     of: Hypothesis | None = None
+
+    def separates(self, case: Case) -> bool:
+        """Whether a case may show it."""
+        return case.bias is not None if self is WITHOUT_BIAS else self.of is None or self.of.separates(case)
 
 
 class left_out(Model):
@@ -52,12 +57,20 @@ TWICE = Effect("{} count twice", counted_twice)
 SEEN = Effect("Hidden {} are seen", seen)
 
 
+class without_bias(Model):
+    def arrays(self) -> dict[str, Array]:
+        return {n: x for n, x in super().arrays().items() if n != "bias"}
+
+
+WITHOUT_BIAS = Effect("The bias is not applied, nor what it hides: for {}", without_bias)
+
+
 @cache
 def effects() -> tuple[Effect, ...]:
     """Of hypotheses of few parameters, none of which is a size of tiles."""
     kinds = Counter(h.made.__name__ for h in hypotheses() if h.made is not None)
-    return tuple(
+    return (WITHOUT_BIAS, *(
         Effect(f"{h.what.rstrip('.')}: for {{}}", h.made, h) for h in hypotheses()
         if h.made is not None and not (h.vague or h.rounding or h.part or h.family)
         and kinds[h.made.__name__] <= FEW and mixes(h.made)
-    )  # fmt: skip
+    ))  # fmt: skip

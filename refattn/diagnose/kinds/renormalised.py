@@ -48,6 +48,10 @@ class renormalised(Model):
         self.out = super().written(out) * self.instead()
         return self.out
 
+    def delta(self) -> Array:
+        """What leaves a row's sum as it is changes nothing for all keys alike."""
+        return np.zeros_like(self.m) if self.to else super().delta()
+
     def dropped(self, dp: Array) -> Array:
         """Through the sum of what is kept too; the sum before it changes where there is a sink."""
         p = self.again()
@@ -98,7 +102,7 @@ class renormalised_and_back(renormalised):
 
     def delta(self) -> Array:
         if not self.way[1]:
-            return super().delta()
+            return Model.delta(self)
         return np.where(self.seen, self.again() * self.dropped(self.dp_of(self.x["dout"])), 0).sum(-1)
 
     def dv_of(self, p: Array, dout: Array) -> Array:
