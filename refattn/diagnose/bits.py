@@ -2,8 +2,9 @@
 
 A kernel has errors of its own that its contract allows.  Beside them the error of a wrong rounding is not the one that
 a hypothesis has in its arithmetic, but goes along with it: of all losses of bits the one that happened leaves least of
-the squared error, and the errors are as large as it says, on average (a matched filter; the size is the slope of the
-regression of the errors on those of the hypothesis).
+the squared error, and the errors are as large as it says (a matched filter; the size is the slope of the regression of
+the errors on those of the hypothesis).  A kernel has several ways, as for many queries and for one: it need not be so
+in all failures, and in those of another way it says nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from .trial import Trial
 __all__ = ["Along", "along"]
 
 Array = np.ndarray[Any, Any]
-FIRST, ALL = 2, 12
+FIRST, ALL = 3, 12
 """All losses of bits are asked of so many failures, the best of so many."""
 BEST = 60
 LEAST = 0.4
-"""Of the squared error, on average: what goes along with less is not named."""
+"""Of the squared error of a failure: what goes along with less is not so."""
 SLOPE = 0.6, 1.6
-"""How large the errors may be for those of the hypothesis, on average."""
+"""How large the errors may be for those of the hypothesis."""
+SOME, SURE = 1 / 3, 3
+"""Of the failures so many are so, and so many at least, if there are."""
 PLAINER = 0.5
 """None is named if multiples of the results leave less than this part of what it leaves."""
 TINY = 1e-300
@@ -40,7 +43,7 @@ LARGEST = 1e15
 
 @dataclass(frozen=True)
 class Along:
-    """`share` of the squared error goes along with `hypothesis`, on average of so many `cases`."""
+    """`share` of the squared error goes along with `hypothesis`, on average of the `cases` in which it does."""
 
     hypothesis: Hypothesis
     share: float
@@ -114,16 +117,22 @@ def along(trials: Sequence[Trial], effort: Effort, until: float) -> Along | None
     for h in _losses():
         if effort.seconds > first_until:
             break
-        shares[h] = sum(errors.fit(h)[0] for errors in first)
+        shares[h] = sum(max(0.0, errors.fit(h)[0]) for errors in first)
     best = set(sorted(shares, key=lambda h: -shares[h])[:BEST])
-    fits = {h: [errors.fit(h) for errors in some] for h in shares if h in best and effort.seconds < until}
-    mean = {h: float(np.mean([share for share, _ in rows])) for h, rows in fits.items()}
-    slope = {h: float(np.median([x for _, x in rows])) for h, rows in fits.items()}
-    fit = [h for h in mean if mean[h] >= LEAST and SLOPE[0] <= slope[h] <= SLOPE[1]]
-    named = max(fit, key=lambda h: float(round(mean[h], 2)), default=None)  # of equals the simplest, which is first
-    if named is None or 1 - float(np.mean([errors.multiple() for errors in some])) < PLAINER * (1 - mean[named]):
+    so: dict[Hypothesis, dict[Errors, float]] = {}
+    for h in (h for h in shares if h in best):  # the simplest first
+        if effort.seconds > until:
+            break
+        fits = {errors: errors.fit(h) for errors in some}
+        so[h] = {e: share for e, (share, slope) in fits.items() if share >= LEAST and SLOPE[0] <= slope <= SLOPE[1]}
+    enough = max(SOME * len(some), min(SURE, len(some)))
+    named = max((h for h in so if len(so[h]) >= enough), key=lambda h: round(sum(so[h].values()), 1), default=None)
+    if named is None:
         return None
-    return Along(named, mean[named], len(some))
+    share = float(np.mean(list(so[named].values())))
+    if 1 - float(np.mean([errors.multiple() for errors in so[named]])) < PLAINER * (1 - share):
+        return None
+    return Along(named, share, len(so[named]))
 
 
 @cache

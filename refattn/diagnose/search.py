@@ -103,7 +103,7 @@ class Search:
         if found:
             return found
         near = closest((*self.candidates, *self.near), asked, failing, len(self.left - self.asked))
-        loss = along(self.trials, self.effort, self.effort.seconds + self.seconds / 2)
+        loss = along(self.trials, self.effort, self.effort.seconds + self.seconds)
         if loss is None or near.share >= loss.share:
             return near
         return replace(near, closest=loss.hypothesis, share=loss.share, looked=loss.cases, along=True)

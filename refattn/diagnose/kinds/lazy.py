@@ -107,9 +107,8 @@ class low_tile_skipped(Tiled):
         return super().next(state, m, shrink, total, product)
 
 
-@kind(_several, by=LITTLE, loop=LOOPS)
-class lazy_maximum_in_lse(Lazily):
-    """Where the maximum grows by less than {by} from tile to tile of {loop}, the sums stay; lse has the new maximum."""
+class Kept(Lazily):
+    """Where the maximum grows by little, all stays relative to the old one."""
 
     def step(self, state: State, t: Array, keys: slice) -> State:
         m, z, o = state
@@ -118,6 +117,11 @@ class lazy_maximum_in_lse(Lazily):
         total, product = self.part(t, keys, new)
         shrink = np.exp(m - safe(new))
         return new, z * shrink + total, o * shrink[..., None] + product
+
+
+@kind(_several, by=LITTLE, loop=LOOPS)
+class lazy_maximum_in_lse(Kept):
+    """Where the maximum grows by less than {by} from tile to tile of {loop}, the sums stay; lse has the new maximum."""
 
     def log(self, m: Array, z: Array) -> Array:
         return super().log(np.where(z == 0, m, np.maximum(m, self.t.max(-1, initial=-np.inf))), z)

@@ -79,7 +79,7 @@ FROM |= {f", of each tile of {n} rows": {"tile": n} for n in (16, 64, 128)}
 HOW: dict[str, tuple[Bit, int]] = {
     f"rows are {'padded to' if padded else 'taken for'} multiples of {size} keys{words}, and {end}":
         (partial(_stored, written=size if padded else 1, read=1 if padded else size, **of), size)
-    for words, of in FROM.items() for size in (8, 16, 32, 64, 128) for padded, end in (
+    for words, of in FROM.items() for size in (8, 16, 32, 64, 128, 256) for padded, end in (
         (True, "read as if one followed the other"), (False, "are written one after the other"))
     if "tile" not in of or size in (8, 32)
 } | {
