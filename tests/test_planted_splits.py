@@ -42,7 +42,7 @@ FOUND: dict[type[Engine], tuple[Callable[[Case], bool], str]] = {
     planted.WholeSplits: (
         lambda c: c.Lq <= 8 and c.mask is None and not c.backward, "// 4 or 0 keys, or so many of 4: those past them"),
     planted.WholeTiles: (
-        lambda c: c.id.startswith("tiles-"), "is rounded down: a partial one is lost, without a mask too"),
+        lambda c: c.id.startswith("tiles-"), "queries go over is rounded down, with a mask or without any"),
     planted.Renormalised: (
         lambda c: bool(c.dropout) and c.sinks is None, "is brought to the sum before it, not divided by 1 - p"),
     planted.HalfBlocksBack: (

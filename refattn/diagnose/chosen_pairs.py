@@ -87,6 +87,11 @@ def _solved(x: _Equations, aspect: str) -> Array | None:
     return np.repeat(found, x.shape[1] // x.off.shape[1], 1).swapaxes(2, 3)
 
 
+def _times(weights: Array, x: Array) -> Array:
+    """Rows times weights, of what has a weight."""
+    return np.where(weights[..., None] == 0, 0, weights[..., None] * x)
+
+
 def _noise(trial: Trial, name: str) -> Array:
     e, got = trial.expected[name], trial.got[name]
     radius = largest_of_row(np.maximum(e.hi - e.value, e.value - e.lo)) * grown(got, e.value)
@@ -117,7 +122,7 @@ def _of_out(trial: Trial, right: Model, wrong: Model) -> _Equations | None:
     def columns(at: tuple[int, ...]) -> Array:
         b, h, _ = at
         more = weights[1][at] - weights[0][at]
-        x = kept[1][at][:, None] * wrong.v[b, h] - kept[0][at][:, None] * right.v[b, h] - more[:, None] * got[at]
+        x = _times(kept[1][at], wrong.v[b, h]) - _times(kept[0][at], right.v[b, h]) - more[:, None] * got[at]
         x = x / (noise[at] * size(at))
         return x if ratio is None else np.c_[x, more / (ratio_noise[at] * size(at))]
 
@@ -141,13 +146,13 @@ def _of_gradients(trial: Trial, right: Model, wrong: Model, aspect: str) -> _Equ
         (p, _, _, ds), m = pairs[which], both[which]
         b, h, i = at
         if name == "dq":
-            return ds[at][:, None] * m.k[b, h] * m.q_factor()
+            return _times(ds[at], m.k[b, h]) * m.q_factor()
         heads = slice(h * group, (h + 1) * group)
         if name == "dk":
-            return np.einsum("hi,hid->id", ds[b, heads, :, i], m.q[b, heads]) * m.k_factor()
+            return _times(ds[b, heads, :, i], m.q[b, heads]).sum(0) * m.k_factor()
         if m.keep is not None:
             p = np.where(m.keep, p, 0)
-        return np.einsum("hi,hid->id", p[b, heads, :, i], m.x["dout"][b, heads]) * m.undropped()
+        return _times(p[b, heads, :, i], m.x["dout"][b, heads]).sum(0) * m.undropped()
 
     noise = {n: _noise(trial, n) for n in names}
 

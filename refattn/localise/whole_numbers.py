@@ -18,6 +18,8 @@ FITS = 3.0
 """What is left of each equation, in units of its noise, may be so large."""
 TELLING = 4.0
 """What alone would move an equation by so many times its noise is known, if any is."""
+HARDLY = 0.1
+"""What is no more is not there."""
 TILES = (8, 16, 32, 64, 128)
 
 
@@ -59,11 +61,10 @@ def chosen(columns: Array, wanted: Array) -> Array | None:
     """
     if not (np.isfinite(columns).all() and np.isfinite(wanted).all()):
         return None
-    told = np.asarray((np.abs(columns) > TELLING).any(0))
-    found: Array | None
-    if np.count_nonzero(told) <= max(len(columns) - 1, 1):
-        found = _some(columns, wanted, told)
-        return found
+    size = np.abs(columns).max(0, initial=0.0)
+    told, there = size > TELLING, size > HARDLY
+    if np.count_nonzero(there) < len(columns):
+        return _some(columns, wanted, told, there)
     found = _run(columns, wanted)
     for labels in _tiles(told, len(columns)) if found is None else ():
         alike = np.zeros((len(columns), labels.max() + 1))
@@ -73,13 +74,13 @@ def chosen(columns: Array, wanted: Array) -> Array | None:
     return None if found is None else np.where(told, found, np.nan)
 
 
-def _some(columns: Array, wanted: Array, told: Array) -> Array | None:
-    x = np.full(columns.shape[1], np.nan)
-    solved = whole(columns[:, told], wanted, 1) if told.any() else None
+def _some(columns: Array, wanted: Array, told: Array, there: Array) -> Array | None:
+    solved = whole(columns[:, there], wanted, 1) if told.any() else None
     if solved is None:
         return None
-    x[told] = solved
-    return x
+    x = np.full(columns.shape[1], np.nan)
+    x[there] = solved
+    return np.where(told, x, np.nan)
 
 
 def _tiles(told: Array, equations: int) -> Iterator[Array]:

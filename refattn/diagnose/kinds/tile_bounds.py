@@ -49,30 +49,30 @@ class last_tile_by_first_row(Bounds):
         return seen & (np.arange(seen.shape[-1]) < last[..., None])
 
 
-def _ends(case: Case, how: Any) -> bool:
-    return case.Lk > 1 if how.whole is None else _bounded(case, how) and (not how.whole or geometric(case))
-
-
-def _same_end(case: Case, how: Any) -> Any:
-    return SAME[1](case, how) if hides(case) else None
-
-
 @kind(
-    _ends, same=("rows", _same_end), rows=ROWS, keys=KEYS,
-    whole={"": False, ", but where the last key is the entry's": True, ", without a mask too": None},
+    lambda case, how: _bounded(case, how) and (not how.whole or geometric(case)), same=SAME, rows=ROWS, keys=KEYS,
+    whole={"": False, ", but where the last key is the entry's": True},
 )  # fmt: skip
 class last_tile_rounded_down(Bounds):
     """The number of key tiles of {keys} that {rows} queries go over is rounded down: a partial one is lost{whole}."""
 
-    whole: bool | None = False
+    whole = False
     """whether tiles that end with the keys of an entry are counted rightly"""
 
     def visible(self) -> Array:
         seen = super().visible()
         last = self.of_tile(self.ends(self.reach())[1], lambda x: x.max(-1))
         n = np.array(self.case.lengths[1])[:, None, None]
-        last = np.where((self.whole is True) & (last >= n), last, self.down(last))
+        last = np.where(self.whole & (last >= n), last, self.down(last))
         return seen & (np.arange(seen.shape[-1]) < last[..., None])
+
+
+FEW = {words: ROWS[words] for words in ("16", "64", "128", "64 packed", "128 packed")}
+
+
+@kind(lambda case: case.Lk > 1, same=("rows", lambda case, how: hides(case) and SAME[1](case, how)), rows=FEW, keys=KEYS)
+class tiles_rounded_down(last_tile_rounded_down):
+    """The number of key tiles of {keys} that {rows} queries go over is rounded down, with a mask or without any."""
 
 
 @kind(_bounded, same=SAME, rows=ROWS, keys=KEYS)

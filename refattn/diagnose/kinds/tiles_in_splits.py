@@ -58,7 +58,7 @@ def _left(case: Case, how: Any) -> bool:
 
 
 @kind(
-    _left, same=("least", _past), of=KEYS, splits=(2, 3, 4, 8, 16, 32, 64, 128),
+    _left, same=("least", _past), of=KEYS, splits=(2, 3, 4, 8, 16, 32),
     least={"": 1, ", at least 8": 8, ", at least 16": 16, ", at least 32": 32, ", at least 64": 64, " or 0": 0},
 )  # fmt: skip
 class keys_past_splits(Model):
