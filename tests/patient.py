@@ -1,4 +1,4 @@
-"""A diagnosis whose time does not run out on a busy machine, for tests of what it says."""
+"""A diagnosis with three times the usual work, for tests of what it says, so that a name comes that is found late."""
 
 from __future__ import annotations
 
@@ -12,10 +12,17 @@ from refattn import diagnose
 from refattn.case import Case
 from refattn.conform import run
 
+SECONDS = 20.0
+
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnose, "Suspects", partial(diagnose.Suspects, seconds=60.0))
+    give(monkeypatch, SECONDS)
+
+
+def give(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """So many seconds of work to the diagnosis, for what takes more."""
+    monkeypatch.setattr(diagnose, "Suspects", partial(diagnose.Suspects, seconds=seconds))
 
 
 def first_named(kernel: Any, cases: Iterable[Case]) -> str:

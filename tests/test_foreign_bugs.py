@@ -43,7 +43,7 @@ def test_the_honest_kernel_passes() -> None:
         ("v_tiled", "values are read from key head h % Hkv"),
         ("softcap_first", "it falls on q·k before the scale"),
         ("bias_base_2", "The bias is multiplied by ln 2"),
-        ("sink_base_2", "The sink's logit is multiplied by ln 2"),
+        ("sink_base_2", "The sink joins scores that are in base 2 as it is"),
         ("lse_16_bits", "lse is rounded to"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 
 from refattn import laws
 from refattn.calling import Local, call
+from refattn.case import Case
 from refattn.cases import CASES, FLAGS, by_id
 from refattn.conform import examine, judge
 from refattn.implementation import load
@@ -17,6 +18,7 @@ from refattn.mutants import MUTANTS, Kernel
 from refattn.precision import preset
 from refattn.streaming import Rules
 from refattn.truth import truth
+from tests.bare_verdicts import bare_verdicts  # noqa: F401
 
 CAUGHT = [name for name, m in MUTANTS.items() if m.caught]
 SCORES = 1 << 18  # cases with more are left out here, to be quick
@@ -34,7 +36,7 @@ QUICK = sorted((case for case in CASES if size(case) <= SCORES), key=size)
 ROWS = {row.id: row for row in laws.rows()}
 
 
-problem = cache(make)
+problem, features = cache(make), cache(Case.features)
 
 
 @cache
@@ -88,12 +90,12 @@ def test_what_survives_passes_what_it_could_fail(name):
 def near_misses(mutant):
     """Cases that cannot tell the mutant: those most like the ones that can, and as many from all over."""
     harmless = [case for case in QUICK if not mutant.separates(case) and size(case) <= SCORES >> 5]
-    common = frozenset.intersection(*(case.features() for case in QUICK if mutant.separates(case)), ALL)
-    alike = sorted(harmless, key=lambda case: -len(common & case.features()))[:NEAR]
+    common = frozenset.intersection(*(features(case) for case in QUICK if mutant.separates(case)), ALL)
+    alike = sorted(harmless, key=lambda case: -len(common & features(case)))[:NEAR]
     return dict.fromkeys((*alike, *harmless[:: 1 + len(harmless) // NEAR]))
 
 
-ALL = frozenset().union(*(case.features() for case in CASES))
+ALL = frozenset().union(*map(features, CASES))
 
 
 @pytest.mark.parametrize("name", [n for n, m in MUTANTS.items() if not all(map(m.separates, QUICK))])

@@ -9,6 +9,7 @@ import pytest
 from refattn.case import Case
 from refattn.cases import CASES
 from refattn.masks import Causal, Window
+from tests import backward_kernel
 from tests import planted_splits as planted
 from tests.patient import named_of_some, patient  # noqa: F401
 from tests.unseen.engine.kernel import Engine, make, supports
@@ -54,3 +55,13 @@ FOUND: dict[type[Engine], tuple[Callable[[Case], bool], str]] = {
 def test_it_is_named_first(bug: type[Engine]) -> None:
     chosen, words = FOUND[bug]
     assert words in named_of_some(make(bug, bug.__name__), [c for c in USUAL if chosen(c)], MOST)
+
+
+def test_the_sign_that_says_what_is_dropped_is_lost() -> None:
+    """ds is p delta where a weight was dropped, as if its p were negative there."""
+    delta = "delta[b, h, i0:i1, None]"
+    ds = f"ds = p * (dp - {delta})"
+    change = f"{ds} if keep is None else p * np.where(mask, dp - {delta}, {delta})"
+    kernel = backward_kernel.planted("sign lost", (ds, change))
+    cases = [c for c in USUAL if c.dropout and c.backward and backward_kernel.supports(c) is None]
+    assert "p (dp - delta), and p delta where it is dropped" in named_of_some(kernel, cases, MOST)

@@ -14,6 +14,7 @@ from refattn.cases import select
 from refattn.inputs import make
 from refattn.judge import judge
 from refattn.streaming import implementation
+from tests.bare_verdicts import bare_verdicts  # noqa: F401
 
 SCORES = 1 << 14  # cases with more are left out here, to be quick
 

@@ -25,6 +25,7 @@ from refattn.shrink.paste import literal
 from refattn.shrink.steps import cut, entry, less, simpler_masks
 from refattn.streaming import implementation as honest
 from refattn.worker import Worker
+from tests.bare_verdicts import bare_verdicts  # noqa: F401
 from tests.candidates import install
 
 

@@ -82,7 +82,7 @@ def _lost(count: int, n: int, against: int, where: Condition | None) -> float:
     """What an explanation loses by cases that passed: little if it explains all, or holds under a condition."""
     if where is not None and where.sure:
         return 0.25
-    return min(against, count / (8 if count == n > 2 else 2))
+    return min(against, count / (8 if count == n > 1 else 2))
 
 
 def _telling(h: Hypothesis, trials: Sequence[Trial]) -> bool:

@@ -37,6 +37,10 @@ NEARBY = 0.15
 """Where something is found, what is less plausible by so much is not asked any more."""
 BEHIND = 2
 """So many cases fewer than the best a candidate may have explained."""
+FITTED = 10**6
+"""What was deduced is asked first."""
+MANY = 200
+"""Where so many explain a failure no more are looked for that do so in a part alone."""
 MOST_REGIONAL = 24
 """So many explanations that hold in a region alone are kept of a failure."""
 MOST_APART = 12
@@ -111,7 +115,7 @@ class Search:
     def _deduced(self) -> bool:
         """Rules that the failures themselves tell."""
         rules = deduced(self.trials, self.effort, self.effort.seconds + self.seconds / 2)
-        self.candidates |= {h: len(self.trials) for h in rules}
+        self.candidates |= {h: FITTED for h in rules}
         return bool(rules)
 
     def _longer(self, by_size: Sequence[Trial]) -> bool:
@@ -136,7 +140,7 @@ class Search:
                 self.effort.asked()
                 continue
             for h in (h for h in row if (h in before and place >= FIRST) is again):
-                some = self._explaining(trial, h, simpler=last < math.inf)
+                some = self._explaining(trial, h, simpler=last < math.inf or len(found) > MANY)
                 if some[:1] == [h] and not h.vague and trial.match(h).explains and self._usual(h):
                     last = min(last, against + margin)
                 found += some
@@ -240,6 +244,7 @@ class Search:
                 if self.effort.seconds > until:
                     return counts
                 counts[h] += trial.match(h).nearly
+                self.candidates[h] = max(self.candidates[h], counts[h])  # so that later ones do not crowd it out
             best = _most(counts)
             alive = [h for h in alive if counts[h] >= best - BEHIND]
         return counts

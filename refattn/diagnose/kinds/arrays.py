@@ -56,16 +56,13 @@ class key_head(Model):
         return self.to(self.given) if "v" in self.of else self.heads()
 
 
-ARRAYS = ("q", "k", "v", "k and v", "q, k and v", "dout", "q and dout", "sinks", "keep")
+ARRAYS = ("q", "k", "v", "k and v", "q, k and v", "dout", "q and dout")
 Move = Callable[[Array], Array]
 MOVES: dict[str, Move] = {
     "from the first batch entry for all": lambda x: np.repeat(x[:1], len(x), 0),
     "from the last batch entry for all": lambda x: np.repeat(x[-1:], len(x), 0),
     "from the next batch entry": lambda x: np.roll(x, -1, 0),
     "from the batch entry before": lambda x: np.roll(x, 1, 0),
-    "from the first head for all": lambda x: np.repeat(x[:, :1], x.shape[1], 1),
-    "from the next head": lambda x: np.roll(x, -1, 1),
-    "from the head before": lambda x: np.roll(x, 1, 1),
     "one row too far": lambda x: np.concatenate([x[:, :, 1:], 0 * x[:, :, :1]], 2),
     "one row too far, the last row from the first": lambda x: np.roll(x, -1, 2),
     "one row too far, the last row twice": lambda x: np.concatenate([x[:, :, 1:], x[:, :, -1:]], 2),
@@ -102,14 +99,19 @@ MOVES: dict[str, Move] = {
     "with the two halves of its columns exchanged": lambda x: np.concatenate(
         [x[..., x.shape[3] // 2:], x[..., : x.shape[3] // 2]], 3),
     "from the last row for all": lambda x: np.repeat(x[:, :, -1:], x.shape[2], 2),
-    "from the last head for all": lambda x: np.repeat(x[:, -1:], x.shape[1], 1),
-    "with the heads in reverse": lambda x: x[:, ::-1],
     "with the entries in reverse": lambda x: x[::-1],
     "twice as large": lambda x: 2 * x, "half as large": lambda x: x / 2,
     "with the other sign": lambda x: -x,
     "as 0": lambda x: 0 * x,
     "in absolute value": lambda x: np.abs(x),
 }
+OF_HEADS: dict[str, Move] = {
+    "from the first head for all": lambda x: np.repeat(x[:, :1], x.shape[1], 1),
+    "from the last head for all": lambda x: np.repeat(x[:, -1:], x.shape[1], 1),
+    "from the next head": lambda x: np.roll(x, -1, 1), "from the head before": lambda x: np.roll(x, 1, 1),
+    "with the heads in reverse": lambda x: x[:, ::-1],
+}
+"""of keys and values alone `key_head` says it"""
 
 
 def _as(x: Array, order: tuple[int, ...]) -> Array:
@@ -117,7 +119,8 @@ def _as(x: Array, order: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(x).reshape([x.shape[a] for a in order]).transpose(np.argsort(order))
 
 
-@kind(lambda case, how: how.there(case), of=ARRAYS[:7], how=MOVES)
+@kind(lambda case, how: how.there(case), of=("q", "q, k and v", "dout", "q and dout"), how=OF_HEADS)
+@kind(lambda case, how: how.there(case), of=ARRAYS, how=MOVES)
 class read(Model):
     """{of} read {how}."""
 

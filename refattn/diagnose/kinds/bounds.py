@@ -78,7 +78,8 @@ class Bounds(Model):
 
     def of_tile(self, x: Any, how: Callable[[Any], Any]) -> Array:
         """(B, H, Lq): one row's bound, for all rows of its tile; `how` takes an array (..., rows of a tile)."""
-        return of_tiles(x, self.given.lengths[0], self.given.group, *self.rows, how)
+        rows, packed = self.rows
+        return of_tiles(x, self.given.lengths[0], self.given.group, rows, packed, how)
 
     def down(self, x: Array) -> Array:
         return x // self.keys * self.keys

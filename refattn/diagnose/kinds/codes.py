@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ...case import Case
+from ...dtypes import round_to
 from ...memory import take
 from ...quantise import BLOCK
 from ..hypothesis import kind
@@ -103,45 +104,72 @@ class code_scale_of_token(Model):
         return x
 
 
-HEADS: dict[str, Callable[[Array], Array]] = {
-    "the head before": lambda s: np.roll(s, 1, 1),
-    "the last head": lambda s: np.broadcast_to(s[:, -1:], s.shape),
-    "the next entry": lambda s: np.roll(s, -1, 0),
-    "the last entry": lambda s: np.broadcast_to(s[-1:], s.shape),
-    "entry and head exchanged in memory": lambda s: np.ascontiguousarray(s.swapaxes(0, 1)).reshape(s.shape),
-    "its own, with the other sign": lambda s: -s,
-    "its own, twice as large": lambda s: 2 * s,
-    "its own, half as large": lambda s: s / 2,
-    "its own, divided by 127": lambda s: s / 127,
-    "its own, times 127": lambda s: s * 127,
-    "its own, divided by 448": lambda s: s / 448,
-    "its own, times 448": lambda s: s * 448,
-    "its own, its square root": lambda s: np.sqrt(np.abs(s)),
-}
+SCALES: dict[str, Callable[[Array, int], Array]] = {
+    "1": lambda s, a: np.ones_like(s), "its inverse": lambda s, a: np.where(s == 0, 0, 1 / np.where(s == 0, 1, s)),
+    "squared": lambda s, a: s * s, "its square root": lambda s, a: np.sqrt(np.abs(s)),
+    "of the other sign": lambda s, a: -s, "twice as large": lambda s, a: 2 * s, "half as large": lambda s, a: s / 2,
+    "divided by 127": lambda s, a: s / 127, "multiplied by 127": lambda s, a: s * 127,
+    "divided by 448": lambda s, a: s / 448, "multiplied by 448": lambda s, a: s * 448,
+    "rounded to bfloat16": lambda s, a: round_to(s, "bfloat16"),
+    "rounded to float16": lambda s, a: s.astype(np.float16),
+    "that of entry 0": lambda s, a: np.broadcast_to(s[:1], s.shape),
+    "that of the last entry": lambda s, a: np.broadcast_to(s[-1:], s.shape),
+    "that of the next entry": lambda s, a: np.roll(s, -1, 0),
+    "that of entry and head exchanged in memory":
+        lambda s, a: np.ascontiguousarray(s.swapaxes(0, 1)).reshape(s.shape),
+    "that of the first block": lambda s, a: np.broadcast_to(np.take(s, [0], a), s.shape),
+    "that of the next block": lambda s, a: np.roll(s, -1, a), "that of the block before": lambda s, a: np.roll(s, 1, a),
+}  # fmt: skip
+"""(scales, the axis of the blocks that they are of) -> those that are taken"""
+OF_HEADS: dict[str, Callable[[Array, int], Array]] = {
+    "that of head 0": lambda s, a: np.broadcast_to(s[:, :1], s.shape),
+    "that of the last head": lambda s, a: np.broadcast_to(s[:, -1:], s.shape),
+    "that of the next head": lambda s, a: np.roll(s, -1, 1), "that of the head before": lambda s, a: np.roll(s, 1, 1),
+}  # fmt: skip
+"""of keys and values alone `code_scale_of_head` says it"""
 
 
-@kind(_coded, of=OF | {"all": "qkv"}, how=HEADS)
-class code_scale_read(Model):
-    """The scale of codes of {of} is that of {how}."""
+@kind(_coded, of={"queries": "q", "all": "qkv"}, how=OF_HEADS)
+@kind(_coded, of=OF | {"all": "qkv"}, how=SCALES)
+class code_scale(Model):
+    """The scale of the codes of {of} is {how}."""
 
     of: Any = "k"
-    how: Callable[[Array], Array]
+    how: Callable[[Array, int], Array]
+
+    def arrays(self) -> dict[str, Array]:
+        x, quant = take(self.given, self.inputs.handed()), self.given.quant
+        axis = 3 if quant is not None and quant.kind in GGML else 2
+        names = [f"{n}_scale" for n in self.of if f"{n}_scale" in x]
+        return self.made(x | {n: np.ascontiguousarray(self.how(x[n], axis)).astype(x[n].dtype) for n in names})
+
+
+@kind(
+    _coded,
+    of={"values of that of the keys": {"v": "k"}, "keys of that of the values": {"k": "v"}, "q of that of the keys":
+        {"q": "k"}, "keys and values of that of q": {"k": "q", "v": "q"},
+        "keys of that of the values, and the other way round": {"k": "v", "v": "k"}},
+)  # fmt: skip
+class code_scale_of_another(Model):
+    """The codes have the scale of other codes: the {of}."""
+
+    of: Mapping[str, str] = {}
 
     def arrays(self) -> dict[str, Array]:
         x = take(self.given, self.inputs.handed())
-        names = [f"{n}_scale" for n in self.of if f"{n}_scale" in x]
-        return self.made(x | {n: np.ascontiguousarray(self.how(x[n])).astype(x[n].dtype) for n in names})
+        other = {f"{n}_scale": x.get(f"{m}_scale") for n, m in self.of.items()}
+        same = {n: s for n, s in other.items() if n in x and s is not None and s.shape == x[n].shape}
+        return self.made(x | same)
 
 
 CODES: dict[str, Callable[[Array], Array]] = {
-    "unsigned": lambda x: np.where(x < 0, x.astype(np.float64) + 256, x.astype(np.float64)),
     "codes with an offset of 128": lambda x: x.astype(np.float64) - 128,
-    "with the other sign": lambda x: -x.astype(np.float64),
     "in absolute value": lambda x: np.abs(x.astype(np.float64)),
 }
 
 
-@kind(lambda case: _coded(case) and case.quant.kind == "int8", of=OF, how=CODES)
+@kind(lambda case, how: _coded(case) and case.quant.kind == "int8" and (how.of != "q" or case.quant.of == "qkv"),
+      of=OF, how=CODES)  # fmt: skip
 class codes_read(Model):
     """The codes of {of} are taken as {how}."""
 

@@ -15,7 +15,8 @@ from .gradients import ALL
 __all__: list[str] = []
 
 @kind(
-    lambda case, how: bool(case.dropout) and case.Lk > how.n, n=(4, 8, 16, 32, 64, 128), of={"key": 3, "query": 2},
+    lambda case, how: bool(case.dropout) and (case.Lk if how.of == 3 else case.Lq) > how.n,
+    n=(4, 8, 16, 32, 64, 128), of={"key": 3, "query": 2},
 )  # fmt: skip
 class kept_by_place_in_tile(Model):
     """Which weights dropout keeps is looked up by a {of}'s place within its tile of {n}."""

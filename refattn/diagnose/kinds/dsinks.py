@@ -116,6 +116,9 @@ SUMS: dict[str, Rows] = {
     f"{words} tile of {n} rows alone": (lambda x, y, s, n=n, last=last: x.of_rows(y, n, last))
     for words, last in (("that of the last", True), ("that of the first", False)) for n in (16, 32, 64, 128)
 } | {
+    f"that of the last tile of {n} rows of the last entry alone": (lambda x, y, s, n=n: x.of_rows(y[-1:], n, True, -1))
+    for n in (8, 16, 32, 64, 128)
+} | {
     f"counted once for each tile of {n} keys of an entry": (lambda x, y, s, n=n: x.of_entries(
         y, -(-np.array(x.given.lengths[1]) // n))) for n in (16, 32, 64, 128)
 }  # fmt: skip
@@ -138,7 +141,7 @@ class sinks_sum(Model):
     def of_entries(self, y: Array, times: Array) -> Array:
         return np.asarray((y.sum(2) * times[:, None]).sum(0))
 
-    def of_rows(self, y: Array, size: int, last: bool) -> Array:
-        own, i = np.array(self.given.lengths[0])[:, None, None], np.arange(y.shape[2])
+    def of_rows(self, y: Array, size: int, last: bool, entries: int = 0) -> Array:
+        own, i = np.array(self.given.lengths[0])[entries:, None, None], np.arange(y.shape[2])
         first = np.maximum(own - 1, 0) // size * size if last else 0 * own
         return np.where((i >= first) & (i < first + size), y, 0).sum((0, 2))

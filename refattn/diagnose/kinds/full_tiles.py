@@ -39,6 +39,10 @@ def _last(x: Array) -> Array:
     return x[..., -1]
 
 
+def _corners(x: Array) -> Array:
+    return np.asarray(x[..., 0] & x[..., -1])
+
+
 def _right_side(m: Any) -> Mask:
     return replace(m, left=None) if isinstance(m, Window) else m
 
@@ -68,6 +72,7 @@ TESTS: dict[str, Test] = {
     "its last query sees its last key": (None, _last, _last),
     "its first query sees some of it": (None, _any, _first),
     "its first query sees all of it": (None, _all, _first),
+    "its first and last query see its first and last key": (None, _corners, _corners),
     "its last query sees all of it": (None, _all, _last),
     "all its queries see some of it": (None, _any, _all),
     "all its queries see its first key": (None, _first, _all),

@@ -76,12 +76,11 @@ EXPS: dict[str, Callable[[Array], Array]] = {
     "exp2 by a polynomial of degree 1": lambda x: _poly(x, (1.0, 1.0)),
     "exp2 by a polynomial of degree 2": lambda x: _poly(x, (1.0, 0.6565, 0.3435)),
     "exp2 by a polynomial of degree 3": lambda x: _poly(x, (1.0, 0.695, 0.2275, 0.0775)),
+    "exp2 by a polynomial of degree 3, good to 9e-5": lambda x: _poly(x, (1.0, 0.6951461, 0.2275644, 0.0771191)),
     "0 below -10": lambda x: np.where(x < -10, 0, np.exp(x)),
     "0 below -20": lambda x: np.where(x < -20, 0, np.exp(x)),
     "that of -10 below": lambda x: np.exp(np.maximum(x, -10)) * (x > -np.inf),
     "that of -20 below": lambda x: np.exp(np.maximum(x, -20)) * (x > -np.inf),
-    "rounded to bfloat16": lambda x: round_to(np.exp(x), "bfloat16").astype(x.dtype),
-    "rounded to float16": lambda x: round_to(np.exp(x), "float16").astype(x.dtype),
     "of an argument rounded to bfloat16": lambda x: np.exp(round_to(x, "bfloat16").astype(x.dtype)),
     "of an argument rounded to float16": lambda x: np.exp(round_to(x, "float16").astype(x.dtype)),
 }
@@ -155,6 +154,17 @@ class exponential(Model):
         m = t.max(-1, initial=-np.inf)
         p = self.how(t - safe(m)[..., None])
         return m, p.sum(-1), self.weighed(p)
+
+
+@kind(always, rounding=True, how={words: how for words, how in EXPS.items() if "polynomial" in words},
+      loop=loops(*PLAIN[1:]))  # fmt: skip
+class exponential_of_loop(Tiled):
+    """From tile to tile of {loop}, exp(x) of weights, relative to the maximum so far, is {how}."""
+
+    how: Callable[[Array], Array]
+
+    def exp(self, x: Array) -> Array:
+        return self.how(x)
 
 
 @kind(always, rounding=True)

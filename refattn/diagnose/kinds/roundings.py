@@ -229,24 +229,6 @@ class products_rounded(Tiled):
         return super().next(state, m, shrink, total, lowered(product, self.to, self.given))
 
 
-@kind(lambda case, how: _applies(case, how) and case.Lk > how.tile, rounding=True, tile=SIZES, to=TO)
-class partial_outputs_rounded(Model):
-    """The output of each split of {tile} keys is divided by its sum and rounded to {to} before the merge."""
-
-    tile, to = 64, ""
-
-    def attend(self, t: Array) -> State:
-        m = t.max(-1, initial=-np.inf)
-        total, product = np.zeros_like(m), np.zeros((*m.shape, self.v.shape[3]), m.dtype)
-        for i in range(0, self.case.Lk, self.tile):
-            keys = slice(i, i + self.tile)
-            p = np.exp(t[..., keys] - safe(m)[..., None])
-            z = p.sum(-1)
-            total = total + z
-            product += lowered(self.divided(self.weighed(p, keys), z[..., None]), self.to, self.given) * z[..., None]
-        return m, total, product
-
-
 @kind(
     always, rounding=True, what={"lse is": "lse", "the output is": "out", "the gradients are": "d",
     "all results are": ""},

@@ -1,4 +1,4 @@
-"""Hypotheses on lse, or what else is kept of each row, at a place that goes by keys where it should go by queries."""
+"""Hypotheses on what belongs to rows, lse above all, at places that go by keys where they should go by queries."""
 
 from __future__ import annotations
 
@@ -84,24 +84,31 @@ def _elsewhere(case: Case, how: Any) -> bool:
 
 
 def _written(case: Case, how: Any) -> bool:
-    return "lse" in case.want and _elsewhere(case, how)
+    return not case.want.isdisjoint(how.of) and _elsewhere(case, how)
 
 
-@kind(_written, "lse", by=AT, left={"0": 0.0, "NaN": np.nan})
-class lse_written_by_keys(Model):
-    """lse is written {by}; where none is, {left} stays."""
+OF_ROWS = {"lse is": ("lse",), "The output is": ("out",), "Output and lse are": ("out", "lse"), "dq is": ("dq",)}
 
+
+@kind(_written, "out lse dq", of=OF_ROWS, by=AT, left={"0": 0.0, "NaN": np.nan})
+class rows_written_by_keys(Model):
+    """{of} written {by}; where none is, {left} stays."""
+
+    of: tuple[str, ...] = ("lse",)
     by: Place
     left = 0.0
 
     def told(self, y: dict[str, Array]) -> dict[str, Array]:
-        found, there = y["lse"].copy(), _there(self.given)
+        return y | {n: self.moved(y[n]) for n in self.of if n in y}
+
+    def moved(self, x: Array) -> Array:
+        found, there = x.copy(), _there(self.given)
         true, taken = (np.broadcast_to(at, there.shape) for at in (_true(self.given), type(self).by(self.given)))
-        memory = np.full(_size(self.given), self.left)
-        fits = there & (taken >= 0) & (taken < memory.size)
-        memory[taken[fits]] = found[fits]
+        memory = np.full((_size(self.given), *x.shape[3:]), self.left)
+        fits = there & (taken >= 0) & (taken < len(memory))
+        memory[taken[fits]] = x[fits]
         found[there] = memory[true[there]]
-        return y | {"lse": found}
+        return found
 
 
 def _read(case: Case, how: Any) -> bool:

@@ -1,16 +1,15 @@
-"""Hypotheses on pages and codes."""
+"""Hypotheses on pages."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...case import Case, Paged
-from ...dtypes import round_to
 from ...memory import take
 from ..hypothesis import kind
 from ..model import Array, Model
@@ -126,7 +125,7 @@ class pages(Model):
 class table_rows_in_use(pages):
     """Rows of the page table are looked for as if each had the columns alone that its entry uses."""
 
-    def how(self, table: Array, j: Array, size: int) -> tuple[Array, Array]:  # type: ignore[override]
+    def how(self, table: Array, j: Array, size: int) -> tuple[Array, Array]:
         used = -(-np.array(self.given.lengths[1]) // size)
         at = (used.cumsum() - used)[:, None] + j // size
         return np.take(table.ravel(), at, mode="wrap"), j % size + 0 * at
@@ -192,59 +191,3 @@ class paged_length(Model):
                 x[n] = np.asarray(handed[n][_in(table, j // case.storage.page_size), j % case.storage.page_size],
                                   np.float64).swapaxes(1, 2)  # fmt: skip
         return x
-
-
-def _coded(case: Case) -> bool:
-    return case.quant is not None
-
-
-@kind(
-    _coded, of={"q": "q", "k": "k", "v": "v", "k and v": "kv", "all": "qkv"},
-    how={
-        "1": lambda s, k: np.ones_like(s), "its inverse": lambda s, k: np.where(s == 0, 0, 1 / np.where(s == 0, 1, s)),
-        "squared": lambda s, k: s * s, "that of head 0": lambda s, k: np.broadcast_to(s[:, :1], s.shape),
-        "that of entry 0": lambda s, k: np.broadcast_to(s[:1], s.shape),
-        "that of the next head": lambda s, k: np.roll(s, -1, 1),
-        "that of the next block": lambda s, k: np.roll(s, -1, 3 if k in ("q8_0", "q4_0") else 2),
-        "that of the block before": lambda s, k: np.roll(s, 1, 3 if k in ("q8_0", "q4_0") else 2),
-        "that of the first block": lambda s,
-        k: np.broadcast_to(np.take(s, [0], 3 if k in ("q8_0", "q4_0") else 2), s.shape),
-        "rounded to bfloat16": lambda s, k: _bf16(s), "rounded to float16": lambda s,
-        k: s.astype(np.float16).astype(s.dtype),
-    },
-)  # fmt: skip
-class code_scale(Model):
-    """The scale of the codes of {of} is {how}."""
-
-    of: Any = "k"
-    how: Callable[[Array, str], Array]
-
-    def arrays(self) -> dict[str, Array]:
-        x = take(self.given, self.inputs.handed())
-        kind_of = "" if self.given.quant is None else self.given.quant.kind
-        for n in (f"{n}_scale" for n in self.of):
-            if n in x:
-                x[n] = np.ascontiguousarray(self.how(x[n], kind_of)).astype(x[n].dtype)
-        return self.made(x)
-
-
-@kind(
-    _coded,
-    of={"values of that of the keys": {"v": "k"}, "keys of that of the values": {"k": "v"}, "q of that of the keys":
-        {"q": "k"}, "keys and values of that of q": {"k": "q", "v": "q"},
-        "keys of that of the values, and the other way round": {"k": "v", "v": "k"}},
-)  # fmt: skip
-class code_scale_of_another(Model):
-    """The codes have the scale of other codes: the {of}."""
-
-    of: Mapping[str, str] = {}
-
-    def arrays(self) -> dict[str, Array]:
-        x = take(self.given, self.inputs.handed())
-        other = {f"{n}_scale": x.get(f"{m}_scale") for n, m in self.of.items()}
-        same = {n: s for n, s in other.items() if n in x and s is not None and s.shape == x[n].shape}
-        return self.made(x | same)
-
-
-def _bf16(x: Array) -> Array:
-    return round_to(x, "bfloat16").astype(x.dtype)

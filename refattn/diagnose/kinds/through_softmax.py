@@ -164,7 +164,6 @@ class through_softmax(Model):
         "of weights divided by the row sum twice":
             lambda x, p, f: _kept(x, p) * f / x.l[..., None],
         "of scores": lambda x, p, f: np.where(x.seen, x.t, 0),
-        "of weights of the next row": lambda x, p, f: np.roll(_kept(x, p) * f, -1, 2),
         "of weights of the next head": lambda x, p, f: np.roll(_kept(x, p) * f, -1, 1),
         "of weights of the head before": lambda x, p, f: np.roll(_kept(x, p) * f, 1, 1),
         "of weights of the first head of the group":

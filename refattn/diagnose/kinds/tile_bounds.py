@@ -35,20 +35,6 @@ def _tiled(case: Case, how: Any) -> bool:
     return _bounded(case, how) and case.Lk > how.keys
 
 
-def _both(case: Case, how: Any) -> bool:
-    return _tiled(case, how) and _rows(case, how)
-
-
-@kind(_both, same=SAME, rows=SOME, keys=(1, *KEYS))
-class last_tile_by_first_row(Bounds):
-    """A tile of {rows} queries goes over the key tiles of {keys} that its first row sees, not those of its last."""
-
-    def visible(self) -> Array:
-        seen = super().visible()
-        last = self.up(self.of_tile(self.ends(self.reach())[1], lambda x: x[..., 0]))
-        return seen & (np.arange(seen.shape[-1]) < last[..., None])
-
-
 @kind(
     lambda case, how: _bounded(case, how) and (not how.whole or geometric(case)), same=SAME, rows=ROWS, keys=KEYS,
     whole={"": False, ", but where the last key is the entry's": True},
@@ -70,7 +56,11 @@ class last_tile_rounded_down(Bounds):
 FEW = {words: ROWS[words] for words in ("16", "64", "128", "64 packed", "128 packed")}
 
 
-@kind(lambda case: case.Lk > 1, same=("rows", lambda case, how: hides(case) and SAME[1](case, how)), rows=FEW, keys=KEYS)
+def _same_if_hidden(case: Case, how: Any) -> Any:
+    return hides(case) and SAME[1](case, how)
+
+
+@kind(lambda case: case.Lk > 1, same=("rows", _same_if_hidden), rows=FEW, keys=KEYS)
 class tiles_rounded_down(last_tile_rounded_down):
     """The number of key tiles of {keys} that {rows} queries go over is rounded down, with a mask or without any."""
 
@@ -85,25 +75,12 @@ class first_tile_rounded_up(Bounds):
         return seen & (np.arange(seen.shape[-1]) >= first[..., None])
 
 
-@kind(_both, same=SAME, rows=SOME, keys=KEYS)
-class first_tile_by_last_row(Bounds):
-    """A tile of {rows} queries begins at the key tile of {keys} that its last row sees first, not its first row."""
-
-    def visible(self) -> Array:
-        seen = super().visible()
-        first = self.down(self.of_tile(self.ends(self.reach())[0], lambda x: x[..., -1]))
-        return seen & (np.arange(seen.shape[-1]) >= first[..., None])
-
-
 ROW = {"first": lambda x: x[..., 0], "middle": lambda x: x[..., x.shape[-1] // 2], "last": lambda x: x[..., -1]}
 
 
 def _by_row(case: Case, how: Any) -> bool:
-    group = case.H // max(1, case.Hkv)
-    if (how.row, how.end) in ((ROW["first"], (False, 1)), (ROW["last"], (True, 0))):
-        return False  # those above
     bounded = _bounded(case, how) if how.end[1] == 2 else _tiled(case, how)
-    if how.row is ROW["last"] and not how.end[0] and (group < 2 or not how.rows[1]):
+    if how.row is ROW["last"] and not how.end[0] and (case.group < 2 or not how.rows[1]):
         return False  # it reaches furthest
     return bounded and _rows(case, how)
 

@@ -64,7 +64,10 @@ ENTRIES: dict[str, Places] = {
 
 def _elsewhere(case: Case, how: Any) -> bool:
     at = how.to(case)
-    return not case.want.isdisjoint(how.of) and not np.array_equal(at, np.arange(at.size))
+    if case.want.isdisjoint(how.of) or np.array_equal(at, np.arange(at.size)):
+        return False
+    missed = len({*at.tolist()} & {*range(at.size)}) < at.size  # otherwise nothing stays as it was
+    return how.left == 0 or (missed and (how.left != -np.inf or "lse" in how.of))
 
 
 class written_at(Model):
