@@ -39,7 +39,8 @@ def whole(equations: Array, wanted: Array, most: int) -> Array | None:
             break
         inverse = np.linalg.pinv(equations[:, free], rcond=1e-10)
         some = inverse @ rest
-        spread = np.sqrt((inverse * inverse).sum(1))
+        with np.errstate(over="ignore"):
+            spread = np.sqrt((inverse * inverse).sum(1))
         resolved = (np.abs((inverse @ equations[:, free]).diagonal() - 1) < 0.05) & (spread < NOISE)
         if (np.abs(equations[:, free] @ some - rest) > FITS).any():
             return None
