@@ -147,7 +147,7 @@ def test_contracts_say_why_they_are_looser() -> None:
 JUDGED = {
     "attention": ("full-bf16", "causal-f64", "sinks-one-key-f16", "alibi-decode-bf16"),
     "tensor_core": ("full-f16", "bias-batch-f16", "mask-minus-10000-f16"),
-    "decode": ("causal-bf16", "sinks-one-key-f16", "alibi-decode-bf16"),
+    "decode": ("far-causal-bf16", "sinks-one-key-f16", "alibi-decode-bf16"),
     "wgmma": ("full-f16", "bias-batch-f16", "sinks-one-key-f16"),
     "tiled": ("sinks-f32", "shared-gqa-sinks-f64"),
     "naive": ("sinks-f32", "mask-minus-1e9-f64"),

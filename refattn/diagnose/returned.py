@@ -145,7 +145,8 @@ class Returned:
             radius = np.maximum(radius, step(exact, expected.dtype))
             off = np.abs(got - exact)
             same = (got == exact) | (np.isnan(got) & np.isnan(exact))
-            same |= ~np.isfinite(got) & (size > FORMATS[self.contract.accumulate].max)
+            overflowed = np.isfinite(exact) & (size > FORMATS[self.contract.accumulate].max)
+            same |= ~np.isfinite(got) & overflowed
             off = np.where(same, 0.0, np.where(np.isnan(off), np.inf, off))
             judged = ~free & ~(may_be_nan & np.isnan(got) & ~np.isnan(exact))
         return off, wrong, radius, judged

@@ -116,8 +116,9 @@ SUMS: dict[str, Rows] = {
     f"{words} tile of {n} rows alone": (lambda x, y, s, n=n, last=last: x.of_rows(y, n, last))
     for words, last in (("that of the last", True), ("that of the first", False)) for n in (16, 32, 64, 128)
 } | {
-    f"that of the last tile of {n} rows of the last entry alone": (lambda x, y, s, n=n: x.of_rows(y[-1:], n, True, -1))
-    for n in (8, 16, 32, 64, 128)
+    f"that of the {words} tile of {n} rows of the last entry alone": (
+        lambda x, y, s, n=n, last=last: x.of_rows(y[-1:], n, last, -1))
+    for words, last in (("last", True), ("first", False)) for n in (16, 32, 64, 128)
 } | {
     f"counted once for each tile of {n} keys of an entry": (lambda x, y, s, n=n: x.of_entries(
         y, -(-np.array(x.given.lengths[1]) // n))) for n in (16, 32, 64, 128)

@@ -12,7 +12,7 @@ from ...oracle import scale_of
 from ..hypothesis import always, kind
 from ..model import LOG2E, Array, Model, safe
 from .bounds import ROWS, SAME, Bounds
-from .loops import SIZES, State, Tiled
+from .loops import PLAIN, SIZES, Loop, State, Tiled, loops
 
 __all__: list[str] = []
 
@@ -36,6 +36,17 @@ class maximum_of_last_tile(Tiled):
         total, product = self.part(t, keys, new)
         shrink = np.where(np.isneginf(m), 0, np.exp(safe(m) - safe(new)))
         return new, z * shrink + total, o * shrink[..., None] + product
+
+
+@kind(lambda case, how: case.Lk > how.loop.tile, loop=loops(*PLAIN[1:5], *(
+    Loop(n, False, 1, rows) for n in (16, 32, 64) for rows in (16, 32, 64))))  # fmt: skip
+class maximum_of_own_tile(maximum_of_last_tile):
+    """From tile to tile of {loop}, the maximum is that of the tile: NaN where one hides all after others did not."""
+
+    def step(self, state: State, t: Array, keys: slice) -> State:
+        m, z, o = super().step(state, t, keys)
+        lost = np.isneginf(m) & (state[1] > 0)
+        return m, np.where(lost, np.nan, z), np.where(lost[..., None], np.nan, o)
 
 
 @kind(lambda case, how: _many(case, how) and case.dtype != "float64", tile=SIZES)
