@@ -162,6 +162,14 @@ def _part(i: int, parts: int, up: bool) -> Edge:
     return Edge(f"{i} parts of keys // {parts}", lambda x: x.keys // parts * i)
 
 
+def _part_of_tiles(i: int, parts: int, n: int, up: bool) -> Edge:
+    """Where the i-th part begins of the tiles of n keys, each of as many rounded up, or i / parts of all."""
+    if up:
+        words = f"{i} parts of the tiles of {n} / {parts}, rounded up"
+        return Edge(words, lambda x: -(-(-(-x.keys // n)) // parts) * i * n)
+    return Edge(f"{i} of {parts} parts of the tiles of {n}", lambda x: i * -(-x.keys // n) // parts * n)
+
+
 def _edges(plain: tuple[Edge, ...], others: tuple[Edge, ...]) -> tuple[Edge, ...]:
     return (
         _number("0", lambda x: 0, 0), *plain, *others,
@@ -177,6 +185,8 @@ EDGES: tuple[Edge, ...] = (
     *(rounded for edge in PLAIN for rounded in (edge.down(0), edge.up(0))),
     *(_part(i, parts, up) for parts in PARTS for i in range(1, parts) for up in (True, False)),
     *(_part(parts, parts, False) for parts in PARTS),
+    *(_part_of_tiles(i, parts, n, up) for parts in PARTS for i in range(1, parts) for n in (16, 32, 64, 128)
+      for up in (True, False)),
 )
 """the plainest first"""
 

@@ -133,6 +133,8 @@ def _window(left: int | None, right: int | None, align: Any) -> Mask:
             m(b, h, i, j, lq, lk) & (j % m.size != m.size - 1)))),
         "chunks are told by a division that rounds to 0: a query before key 0 is in the first": (
             Chunked, lambda m: Asked(m, _first_before_key_0)),
+        "chunks are counted back from the last key": (Chunked, lambda m: Asked(m, lambda m, b, h, i, j, lq, lk: (
+            (lk - 1 - j) // m.size == (lk - 1 - (i if m.align == "top_left" else i + lk - lq)) // m.size))),
         "all chunks up to the query's own are seen": (Chunked, lambda m: Asked(m, _later)),
         "a dilated window is one step too wide": (Dilated, lambda m: dataclasses.replace(m, window=m.window + 1)),
         "a dilated window is one step too narrow": (Dilated,
