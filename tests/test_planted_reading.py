@@ -9,7 +9,7 @@ import pytest
 from refattn.case import Cache, Case, Paged
 from refattn.cases import CASES
 from tests import planted_forward as planted
-from tests.patient import give, named_of_some, patient  # noqa: F401
+from tests.patient import named_of_some, patient  # noqa: F401
 from tests.unseen.engine.kernel import Engine, make, supports
 
 MOST = 4
@@ -41,13 +41,8 @@ FOUND: dict[type[Engine], tuple[Callable[[Case], bool], str]] = {
     planted.LoopByNumber: (_window, "end at the number of keys that they see"),
 }  # fmt: skip
 
-LATE = {planted.LoopOfFirstMask: 60.0}
-"""what is named after so much work alone"""
-
 
 @pytest.mark.parametrize("bug", FOUND, ids=lambda bug: bug.__name__)
-def test_it_is_named_first(bug: type[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_named_first(bug: type[Engine]) -> None:
     chosen, words = FOUND[bug]
-    if bug in LATE:
-        give(monkeypatch, LATE[bug])
     assert words in named_of_some(make(bug, bug.__name__), [c for c in USUAL if chosen(c)], MOST)

@@ -18,7 +18,6 @@ from refattn.draw import MASKS  # noqa: E402
 from refattn.inputs import Problem  # noqa: E402
 from refattn.masks import Causal  # noqa: E402
 from refattn.strategies import WORDS, cases, problems  # noqa: E402
-from tests.few_hypotheses import ask_few  # noqa: E402
 
 QUIET = {"deadline": None, "database": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 ONCE = settings(max_examples=40, **QUIET)
@@ -119,9 +118,7 @@ def test_in_a_test_of_ones_own(problem: Problem) -> None:
     assert_attention(out, q, k, v, mask=problem.case.mask)
 
 
-def test_a_wrong_kernel_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    ask_few(monkeypatch)  # the bug needs no name
-
+def test_a_wrong_kernel_is_found_and_shrunk() -> None:
     def wrong(problem: Problem) -> bool:
         out, q, k, v = mine(problem, "top_left")
         try:

@@ -8,7 +8,7 @@ import pytest
 
 from refattn.case import Cache, Case, Paged
 from refattn.cases import CASES
-from tests.patient import first_named, give, patient  # noqa: F401
+from tests.patient import first_named, patient  # noqa: F401
 from tests.unseen.bugs import BUGS, MORE
 from tests.unseen.kernel import supports
 
@@ -26,13 +26,9 @@ FOUND: dict[str, tuple[Callable[[Case], bool], str]] = {
     "tail_of_page_not_cleared": (lambda c: isinstance(c.storage, (Paged, Cache)), "V is not cleared"),
     "v_with_stride_of_k": (lambda c: c.D != c.Dv and not c.backward, "as if what they hold were the size of a key"),
 }
-LATE = {"backward_starts_at_same_row": 60.0}
-"""what is named after so much work alone"""
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_it_is_named_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_named_first(name: str) -> None:
     chosen, words = FOUND[name]
-    if name in LATE:
-        give(monkeypatch, LATE[name])
     assert words in first_named(KERNELS[name](), [c for c in USUAL if chosen(c)][:MOST])

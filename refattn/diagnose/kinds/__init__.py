@@ -12,7 +12,7 @@ from . import (  # isort: skip
     cache_positions, rotary_pairs, rotary_products, maxima, tails, functions, roundings, score_roundings,
     partial_roundings, gradient_roundings, saved_roundings, mask_tiles, mask_bits, tile_bounds, packed_bounds,
     hidden_tiles, lowest, both_edges, from_range, partial_sums, parts_of_keys, strides, stale, online, carried,
-    lazy, lazy_roundings, full_tiles, loop_ends, shorter, unused_splits, merges, unseen_splits, merged_lse, splits,
+    lazy, lazy_roundings, lazy_tiles, full_tiles, loop_ends, shorter, unused_splits, merges, unseen_splits, merged_lse, splits,
     tiles_in_splits, length_sources, narrowing, fragments, sinks_in_sums,
 )  # fmt: skip
 
@@ -20,7 +20,7 @@ __all__ = [
     "addresses", "alignment", "arrays", "backward_products", "beyond", "bias", "bias_in_backward", "both_edges",
     "cache_positions", "caches", "carried", "code_bytes", "codes", "dbias", "delta_sums", "dropout", "dsinks",
     "early_exit", "fragments", "from_range", "full_tiles", "functions", "gradient_roundings", "gradients", "grids",
-    "hidden_in_backward", "hidden_tiles", "kept_tiles", "keys_left", "lazy", "lazy_roundings", "length_sources",
+    "hidden_in_backward", "hidden_tiles", "kept_tiles", "keys_left", "lazy", "lazy_roundings", "lazy_tiles", "length_sources",
     "lengths", "loop_ends", "lowest", "mask_bits", "mask_reading", "mask_tiles", "matrices", "maxima", "merged_lse",
     "merges", "narrowing", "online", "other_questions", "packed", "packed_boundaries", "packed_bounds",
     "packed_rows", "partial_roundings", "partial_sums", "parts_of_keys", "patterns", "renormalised", "results",
