@@ -20,6 +20,7 @@ from refattn.diagnose.trial import Trial
 from refattn.inputs import Problem, make
 from refattn.judge import Verdict, judge
 from refattn.precision import Conventions, preset
+from tests.bare_verdicts import bare_verdicts  # noqa: F401
 
 SMALL = [c for c in CASES if repr(c.storage) == "Dense(layout='BHLD')" and c.want == {"out", "lse"} and c.H and c.D
          and 0 < c.scores < 2**12 and c.Dv >= 8 and c.quant is None and not c.rotary

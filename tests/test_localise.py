@@ -21,6 +21,7 @@ from refattn.mutants import MUTANTS
 from refattn.oracle import attention
 from refattn.precision import Conventions, preset
 from refattn.streaming import Rules, Schedule, Streaming, implementation
+from tests.bare_verdicts import bare_verdicts  # noqa: F401
 
 PLAIN = Case("plain", "No features.", B=2, H=4, Hkv=2, Lq=40, Lk=71, D=16, Dv=16, family="peaked")
 TILES = Schedule(tile_q=16, tile_k=16)

@@ -37,6 +37,7 @@ from refattn.masks import (
 )
 from refattn.streaming import implementation
 from refattn.visibility import And, Not, Or
+from tests.bare_verdicts import bare_verdicts  # noqa: F401
 
 Array = np.ndarray[Any, Any]
 B, H, LONGEST = 2, 3, 7

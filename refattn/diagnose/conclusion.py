@@ -25,6 +25,12 @@ NAMED = 5
 TELLING = 8
 """What holds in some outputs alone has explained two cases, or so many wrong elements of one."""
 
+SOME = 0.25
+"""Of the failures: less than half of them name a bug that nothing speaks against."""
+
+PLAIN = 5
+"""One case is enough for an exact name of a kind with no more bits to fit by."""
+
 SEVERAL = 3
 """What holds in a region or in some outputs alone is exact if it explains so many cases."""
 
@@ -54,7 +60,7 @@ def conclude(
     sound = [h for h in against if h.whole is None or counts[h] > 1 or _telling(h, sample)]
     ranked = sorted(sound, key=lambda h: (-worth[h], *simple[h]))
     plain = [h for h in ranked if not (h.members or h.vague or h.fitted or (h.narrow and n < SEVERAL))]
-    exact = [h for h in plain if counts[h] == n and not against[h]]
+    exact = [h for h in plain if counts[h] == n and not against[h] and (n > 1 or richness(h) <= PLAIN)]
     exact.sort(key=lambda h: (h.rounding, *simple[h]))
     every = (*trials, *excused)
     exact = list(islice((h for h in exact if _explains_all(h, every)), NAMED))
@@ -65,6 +71,8 @@ def conclude(
             tuple(exact), cases=within, failing=failing, looked=len(every), share=_share(exact[0], sample)
         )
     best = next((h for h in ranked if counts[h] >= HALF * n and not (h.vague and worth[h] <= 0)), None)
+    if best is None:  # or so many that it is no accident, and nothing speaks against it
+        best = next((h for h in ranked if counts[h] >= max(SOME * n, SEVERAL) and not (h.vague or against[h])), None)
     if best is None:
         return None
     rest = [t for t in sample if not t.match(best).nearly]

@@ -162,12 +162,16 @@ def _part(i: int, parts: int, up: bool) -> Edge:
     return Edge(f"{i} parts of keys // {parts}", lambda x: x.keys // parts * i)
 
 
+def _tiles(x: Array, n: int) -> Array:
+    return -(-x // n)
+
+
 def _part_of_tiles(i: int, parts: int, n: int, up: bool) -> Edge:
     """Where the i-th part begins of the tiles of n keys, each of as many rounded up, or i / parts of all."""
     if up:
         words = f"{i} parts of the tiles of {n} / {parts}, rounded up"
-        return Edge(words, lambda x: -(-(-(-x.keys // n)) // parts) * i * n)
-    return Edge(f"{i} of {parts} parts of the tiles of {n}", lambda x: i * -(-x.keys // n) // parts * n)
+        return Edge(words, lambda x: _tiles(_tiles(x.keys, n), parts) * i * n)
+    return Edge(f"{i} of {parts} parts of the tiles of {n}", lambda x: i * _tiles(x.keys, n) // parts * n)
 
 
 def _edges(plain: tuple[Edge, ...], others: tuple[Edge, ...]) -> tuple[Edge, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -11,11 +12,11 @@ import numpy as np
 
 from ..case import Case
 from .dense import Array
-from .hypothesis import Hypothesis, hypotheses
+from .hypothesis import always, hypotheses
 from .mixed import mixes
 from .model import Model
 
-__all__ = ["LEFT_OUT", "SEEN", "TWICE", "Effect", "effects"]
+__all__ = ["LEFT_OUT", "SEEN", "TWICE", "WITHOUT_BIAS", "Effect", "effects"]
 
 FEW = 40
 """members that a kind has at most: others have much to fit by themselves"""
@@ -27,11 +28,8 @@ class Effect:
 
     says: str
     made: type[Model]
-    of: Hypothesis | None = None
-
-    def separates(self, case: Case) -> bool:
-        """Whether a case may show it."""
-        return case.bias is not None if self is WITHOUT_BIAS else self.of is None or self.of.separates(case)
+    separates: Callable[[Case], bool] = always
+    """whether a case may show it"""
 
 
 class left_out(Model):
@@ -62,15 +60,21 @@ class without_bias(Model):
         return {n: x for n, x in super().arrays().items() if n != "bias"}
 
 
-WITHOUT_BIAS = Effect("The bias is not applied, nor what it hides: for {}", without_bias)
+WITHOUT_BIAS = Effect("The bias is not applied, nor what it hides: for {}", without_bias, lambda c: c.bias is not None)
 
 
 @cache
 def effects() -> tuple[Effect, ...]:
-    """Of hypotheses of few parameters, none of which is a size of tiles."""
-    kinds = Counter(h.made.__name__ for h in hypotheses() if h.made is not None)
-    return (WITHOUT_BIAS, *(
-        Effect(f"{h.what.rstrip('.')}: for {{}}", h.made, h) for h in hypotheses()
-        if h.made is not None and not (h.vague or h.rounding or h.part or h.family)
-        and kinds[h.made.__name__] <= FEW and mixes(h.made)
-    ))  # fmt: skip
+    """What some keys have wrong, and hypotheses of few parameters, none of which is a size of tiles."""
+    some = hypotheses()
+    from .kinds.parts_of_keys import WRONG  # which is above this, as all kinds are
+
+    kinds = Counter(h.made.__name__ for h in some if h.made is not None)
+    return (
+        WITHOUT_BIAS,
+        *(Effect(f"{what[0].upper()}{what[1:]}: for {{}}", made, separates)
+          for what, (made, separates) in WRONG.items() if not what.startswith("they") and mixes(made)),
+        *(Effect(f"{h.what.rstrip('.')}: for {{}}", h.made, h.separates) for h in some
+          if h.made is not None and not (h.vague or h.rounding or h.part or h.family)
+          and kinds[h.made.__name__] <= FEW and mixes(h.made)),
+    )  # fmt: skip

@@ -121,7 +121,7 @@ class Search:
     def _longer(self, by_size: Sequence[Trial]) -> bool:
         """All that was not asked of the smallest failure."""
         before = set(self.candidates)
-        self.search(by_size[0], self.effort.seconds + self.seconds, margin=math.inf)
+        self.search(by_size[0], self.effort.seconds + 2 * self.seconds, margin=math.inf)
         return self.candidates.keys() != before
 
     def search(self, trial: Trial, until: float, margin: float = NEARBY) -> list[Hypothesis]:

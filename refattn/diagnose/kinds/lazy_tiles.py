@@ -66,7 +66,7 @@ class lazy_until_all(Together, Kept):
 
 @kind(_may, same=SAME, by=BY, rows={"single": (1, False)} | TILES, loop=ORDERS)
 class lazy_sum_follows(Together, Kept):
-    """From tile to tile of {loop}, the sum so far follows each maximum, all else once one of {rows} rows grew by {by}."""
+    """From tile to tile of {loop}, the sum follows each maximum, all else once one of {rows} rows grew by {by}."""
 
     which = staticmethod(WHICH["one"])
 
