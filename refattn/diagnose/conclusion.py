@@ -48,7 +48,8 @@ def conclude(
     n = len(sample)
     where = {h: condition([t.case for t in sample if t.match(h).nearly], cases) for h, cases in against.items()}
     worth = {h: counts[h] - _lost(counts[h], n, len(against[h]), where[h]) for h in against}
-    worth = {h: k - 0.6 * (h.family is not None or h.narrow > 0) for h, k in worth.items()}  # it has more to fit by
+    more = {h: 0.6 * (h.family is not None or h.narrow > 0) + 0.3 * h.fitted for h in worth}  # it has to fit by
+    worth = {h: k - more[h] for h, k in worth.items()}
     worth = {h: k if not h.vague or h.narrow else 0.0 if against[h] else k / 2 for h, k in worth.items()}
     place = {h: at for at, h in enumerate(hypotheses())}  # the simplest come first
     shares = {h: _share(h, sample) if h.rounding else 1.0 for h in against}
