@@ -10,6 +10,8 @@ from .hypothesis import Hypothesis
 
 __all__ = ["Diagnosis"]
 
+MOST = 0.8
+"""Of the failures: where so many are explained, nothing else is looked for."""
 OTHERS = 3
 """So many are named that the cases cannot tell from the first."""
 
@@ -51,10 +53,15 @@ class Diagnosis:
         return next(iter((*self.found, *(h for h, _ in self.likely))), None)
 
     @property
-    def doubtful(self) -> bool:
-        """Whether something else may explain more: it leaves failures, or cases that passed speak against it."""
+    def contradicted(self) -> bool:
+        """Whether so many cases that passed speak against the likeliest that it is said."""
         sure = self.where is not None and self.where.sure
-        return not self.found and not (self.cases == self.failing and (sure or not self.against))
+        return bool(self.likely) and self.against > self.likely[0][1] / 8 and not sure
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether something else may explain more: it leaves many failures, or is contradicted."""
+        return not self.found and (self.cases < MOST * self.failing or self.contradicted)
 
     def lines(self) -> list[str]:
         """What to say of it."""
@@ -70,7 +77,7 @@ class Diagnosis:
             lines = [f"{n} of {self.failing} failing cases look like this bug: {h}" for h, n in self.likely]
             sure = self.where is not None and self.where.sure
             lines[0] += f", in {self.where} alone" * sure + self._unseen()
-            if self.against > self.likely[0][1] / 8 and not sure:
+            if self.contradicted:
                 where = "" if self.where is None else f"; it may be in {self.where} alone"
                 lines.append(f"but {self.against} cases that passed speak against it{where}")
             return lines

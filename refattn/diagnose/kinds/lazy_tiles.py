@@ -42,7 +42,7 @@ class Together(Lazily):
 
 @kind(_may, same=SAME, how=LAZY, by=BY, rows=TILES, loop=ORDERS)
 class lazy_together(Together):
-    """From tile to tile of {loop}, where no maximum of {rows} rows grows by {by}, {how}."""
+    """In tiles of {loop}, where none of {rows} rows grows by {by}, {how}."""
 
     which = staticmethod(WHICH["one"])
 
