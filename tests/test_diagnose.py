@@ -14,13 +14,17 @@ from refattn.case import BiasSpec, Case
 from refattn.cases import CASES, by_id
 from refattn.conform import examine, run
 from refattn.diagnose import Suspects, diagnose
+from refattn.diagnose.hypothesis import hypotheses
+from refattn.diagnose.model import Model
+from refattn.diagnose.trial import Trial
 from refattn.implementation import Function
-from refattn.judge import Verdict
+from refattn.inputs import make
+from refattn.judge import Verdict, judge
 from refattn.judging import judge_arrays
 from refattn.masks import Window
 from refattn.mutants import MUTANTS
 from refattn.oracle import attention
-from refattn.precision import Conventions
+from refattn.precision import Conventions, preset
 from refattn.report import as_json
 from refattn.streaming import Rules, Streaming
 
@@ -277,3 +281,14 @@ def test_infinity_that_leaks_is_not_called_nan() -> None:
     found = judge_arrays(q, k, v, out=wrong, window=(2, 0, "top_left"))
     note = next(n for n in found.notes if "masked_nan_v" in n)
     assert "v holds no NaN but infinity" in note
+
+
+def test_an_infinity_of_the_other_sign_is_not_explained_by_what_is_right() -> None:
+    case = by_id("all-masked-f32")
+    answer = dict(Streaming()(case, make(case).fresh()))
+    answer["lse"] = np.where(np.isneginf(answer["lse"]), np.inf, answer["lse"])
+    trial = Trial(judge(make(case), answer, preset(case.dtype), Conventions()))
+    right = Model(trial.inputs).solve(frozenset(case.want))
+    assert trial.failing == {"lse"} and not trial.fit(right, right, case.want, False).explains
+    plus = next(h for h in hypotheses() if h.name == "empty_lse[+inf]")
+    assert trial.match(plus).explains

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..case import Case, Paged
 from .dense import Array
+from .packing import of_tiles
 
 __all__ = ["EDGES", "EDGES_OF_KEYS", "Edge", "Shape", "shape_of"]
 
@@ -69,12 +70,7 @@ class Shape:
 
     def of_tile(self, x: Array, rows: int, packed: bool, which: int) -> Array:
         """Of each row what x (B, H, Lq) is of the first or the last row of its tile."""
-        B, H, Lq = x.shape
-        g = self.case.group if packed else 1
-        y = x.reshape(B, H // g, g, Lq).swapaxes(2, 3).reshape(B, H // g, Lq * g)
-        at = np.arange(Lq * g) // rows * rows
-        chosen = y[..., at if which == 0 else np.minimum(at + rows, Lq * g) - 1]
-        return chosen.reshape(B, H // g, Lq, g).swapaxes(2, 3).reshape(B, H, Lq)
+        return of_tiles(x, self.lengths[0], self.case.group if packed else 1, rows, packed, lambda t: t[..., which])
 
 
 @lru_cache(maxsize=256)

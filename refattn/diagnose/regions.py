@@ -120,6 +120,12 @@ BOTH: dict[str, dict[str, Callable[[Inputs], Array]]] = {
     f"entries whose last tile of {n} keys is not whole": _entries(partial(_ragged, n=n)) for n in SIZES
 } | {
     f"entries of more than {n} keys": _entries(partial(_long, n=n)) for n in SIZES
+} | {
+    f"entries of at most {n} keys": _entries(lambda c, b, n=n: np.array(c.lengths[1]) <= n) for n in SIZES
+} | {
+    f"entries of at most {n} queries": _entries(lambda c, b, n=n: np.array(c.lengths[0]) <= n) for n in (1, 4, 8, 16)
+} | {
+    f"entries of more than {n} queries": _entries(lambda c, b, n=n: np.array(c.lengths[0]) > n) for n in (1, 4, 8, 16)
 }  # fmt: skip
 
 HEADS: dict[str, Callable[[Case, Array], Any]] = {

@@ -10,6 +10,7 @@ import numpy as np
 from ...case import Case
 from ..hypothesis import kind
 from ..model import LN2, LOG2E, Array, safe
+from ..packing import of_tiles
 from .cuts import SAME, USUAL, chunks
 from .loops import State
 from .merges import Splits
@@ -102,3 +103,24 @@ class merge_in_base(Merged):
     def returned(self, lse: Array) -> Array:
         largest = lse.max(0)
         return np.asarray(self.found[0] * largest + self.found[1] * np.log(_weights(lse, self.by).sum(0)))
+
+
+@kind(
+    lambda case, how: chunks(case, how) and case.Lq * case.group > 1, same=SAME, cut=USUAL, rows=(16, 32, 64, 128),
+    found={"their own": False, "that of the first": True},
+)  # fmt: skip
+class merge_by_first_row(Merged):
+    """The merge of splits of {cut} weighs all of {rows} packed rows by the lse of the first; the largest is {found}."""
+
+    rows, found = 16, False
+
+    def merged(self, m: Array, z: Array, o: Array) -> State:
+        with np.errstate(divide="ignore"):
+            own = m + np.log(z)
+        lse = np.stack([of_tiles(x, self.case.lengths[0], self.case.group, self.rows, True, lambda t: t[..., 0])
+                        for x in own])  # fmt: skip
+        weights, mean = _weights(lse, 1.0), o / np.where(z == 0, 1, z)[..., None]
+        total = weights.sum(0)
+        largest = (lse if self.found else own).max(0)
+        out = (mean * weights[..., None]).sum(0) / np.where(total == 0, 1, total)[..., None]
+        return safe(largest) + np.log(total), np.where(total > 0, 1.0, 0.0).astype(m.dtype), out

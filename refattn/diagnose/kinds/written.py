@@ -148,3 +148,27 @@ class heads_missed(Model):
         at = type(self).missed(self.given)[:, None]
         empty = {n: 0.0 if self.left == -np.inf and n != "lse" else self.left for n in self.of}
         return y | {n: np.where(at if n == "lse" else at[..., None], empty[n], y[n]) for n in self.of if n in y}
+
+
+def _padded(case: Case) -> Array:
+    """(H, Lq): the place of a row, if a group's heads are as many as the next power of two."""
+    g = max(case.group, 1)
+    wide = 1 << (g - 1).bit_length()
+    return np.arange(case.Lq) * wide + np.arange(case.H)[:, None] % g
+
+
+@kind(
+    lambda case, how: not case.want.isdisjoint(how.of) and case.group & (case.group - 1) != 0, "out lse dq",
+    of=WRITTEN, left=EMPTY,
+)  # fmt: skip
+class rows_past_padded_group(Model):
+    """Rows lie as for a group of 2^n heads, and are counted as of those it has: {of} of the rest stay {left}."""
+
+    of: tuple[str, ...] = ("out",)
+    left = 0.0
+
+    def told(self, y: dict[str, Array]) -> dict[str, Array]:
+        n = np.array(self.given.lengths[0])[:, None, None] * self.given.group
+        lost = np.broadcast_to(_padded(self.given) >= n, (self.given.B, self.given.H, self.given.Lq))
+        empty = {n: 0.0 if self.left == -np.inf and n != "lse" else self.left for n in self.of}
+        return y | {n: np.where(lost if n == "lse" else lost[..., None], empty[n], y[n]) for n in self.of if n in y}
