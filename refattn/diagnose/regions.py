@@ -25,7 +25,7 @@ __all__ = ["REGIONS", "Region", "within"]
 
 ROWS, KEYS = ("out", "lse", "dq"), ("dk", "dv")
 """the outputs of which a row belongs to a query, or to a key"""
-SIZES = (16, 32, 64, 128)
+SIZES, FEW = (16, 32, 64, 128), (1, 4, 8, 16)
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,12 @@ def _ragged(case: Case, b: Array, n: int) -> Array:
     return np.asarray(np.array(case.lengths[1]) % n != 0)
 
 
-def _long(case: Case, b: Array, n: int) -> Array:
-    return np.asarray(np.array(case.lengths[1]) > n)
+def _long(case: Case, b: Array, n: int, which: int = 1) -> Array:
+    return np.asarray(np.array(case.lengths[which]) > n)
+
+
+def _short(case: Case, b: Array, n: int, which: int = 1) -> Array:
+    return ~_long(case, b, n, which)
 
 
 BOTH: dict[str, dict[str, Callable[[Inputs], Array]]] = {
@@ -121,11 +125,11 @@ BOTH: dict[str, dict[str, Callable[[Inputs], Array]]] = {
 } | {
     f"entries of more than {n} keys": _entries(partial(_long, n=n)) for n in SIZES
 } | {
-    f"entries of at most {n} keys": _entries(lambda c, b, n=n: np.array(c.lengths[1]) <= n) for n in SIZES
+    f"entries of at most {n} keys": _entries(partial(_short, n=n)) for n in SIZES
 } | {
-    f"entries of at most {n} queries": _entries(lambda c, b, n=n: np.array(c.lengths[0]) <= n) for n in (1, 4, 8, 16)
+    f"entries of at most {n} queries": _entries(partial(_short, n=n, which=0)) for n in FEW
 } | {
-    f"entries of more than {n} queries": _entries(lambda c, b, n=n: np.array(c.lengths[0]) > n) for n in (1, 4, 8, 16)
+    f"entries of more than {n} queries": _entries(partial(_long, n=n, which=0)) for n in FEW
 }  # fmt: skip
 
 HEADS: dict[str, Callable[[Case, Array], Any]] = {
