@@ -63,3 +63,21 @@ class loop_by_number(Bounds):
         seen, j = super().visible(), np.arange(self.case.Lk)
         seen = seen & (j < self.up(np.maximum(high - self.down(low), 0))[..., None])
         return seen if self.begin else seen & (j >= self.down(low)[..., None])
+
+
+OF_ENTRIES = {"the first": lambda n: n[:1], "the shortest": lambda n: n.min(keepdims=True)}
+
+
+@kind(
+    lambda case, how: len(set(case.lengths[1])) > 1 and bool((how.of(np.array(case.lengths[1])) < case.Lk).all()),
+    of=OF_ENTRIES, tile={"a tile of 16": 16, "a tile of 32": 32, "a tile of 64": 64, "a tile of 128": 128},
+)  # fmt: skip
+class loop_ends_as_another(Bounds):
+    """The loop over keys ends, for all entries, where that of {of} does, to the end of {tile}."""
+
+    of: Any
+    tile = 16
+
+    def visible(self) -> Array:
+        n = -(-type(self).of(np.array(self.given.lengths[1])) // self.tile) * self.tile
+        return super().visible() & (np.arange(self.given.Lk) < n[:, None, None, None])
