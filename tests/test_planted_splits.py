@@ -26,6 +26,8 @@ OWN = [
     *(Case(f"far-sink-{n}", "A sink far above all keys.", H=4, Hkv=4, Lq=n, Lk=20, family="all_negative_logits",
            sinks="normal", want=OUT) for n in (9, 12)),
     *(Case(f"tiles-{n}", "Whole tiles, or one that is not.", H=2, Hkv=2, Lq=20, Lk=n, want=OUT) for n in (40, 64, 70)),
+    *(Case(f"first-is-shorter-{n}", "An entry that has more keys than the first.", B=2, H=2, Hkv=2, Lq=9, Lk=n,
+           k_lens=(20, n), want=OUT) for n in (50, 61, 77)),
     Case("tiles-causal", "A diagonal that ends within a tile.", H=2, Hkv=2, Lq=40, Lk=64, mask=Causal("top_left"),
          want=OUT),
 ]
@@ -44,6 +46,8 @@ FOUND: dict[type[Engine], tuple[Callable[[Case], bool], str]] = {
         lambda c: c.Lq <= 8 and c.mask is None and not c.backward, "// 4 or 0 keys, or so many of 4: those past them"),
     planted.WholeTiles: (
         lambda c: c.id.startswith("tiles-"), "queries go over is rounded down, with a mask or without any"),
+    planted.EndsAsFirst: (
+        lambda c: c.id.startswith("first-is-shorter-"), "ends, for all entries, where that of the first does"),
     planted.Renormalised: (
         lambda c: bool(c.dropout) and c.sinks is None, "is brought to the sum before it, not divided by 1 - p"),
     planted.HalfBlocksBack: (

@@ -16,8 +16,9 @@ Hypotheses are the catalogue of mutants turned round, and families with a parame
 off by how many (`refattn.diagnose.hypothesis`).  One that explains each row that is wrong, and would make wrong what
 is right, may hold in a region alone (`refattn.diagnose.regions`), or in some outputs alone, which other loops of a
 kernel make (`refattn.diagnose.alone`); and of a family, the size of tiles and the number of splits may differ from case
-to case.  Where none explains all, it is deduced from the answers which keys count how often, and by what rule
-(`refattn.diagnose.deduced`).  Time is counted in work, alike on every machine (`refattn.diagnose.effort`).
+to case.  Where none explains most, it is deduced from the answers, gradients too, for which pairs of a query and a key
+something is wrong, and by what rule (`refattn.diagnose.deduced`); and losses of bits are looked for that the errors go
+along with (`refattn.diagnose.bits`).  Time is counted in work, alike on every machine (`refattn.diagnose.effort`).
 """
 
 from __future__ import annotations
