@@ -29,10 +29,10 @@ SOME = 0.25
 """Of the failures: less than half of them name a bug that nothing speaks against."""
 
 PLAIN = 5
-"""One case is enough for an exact name of a kind with no more bits to fit by."""
+"""One case or two are enough for an exact name of a kind with no more bits to fit by."""
 
 SEVERAL = 3
-"""What holds in a region or in some outputs alone is exact if it explains so many cases."""
+"""What has much to fit by, or holds in a region or in some outputs alone, is exact if it explains so many cases."""
 
 
 def conclude(
@@ -61,7 +61,7 @@ def conclude(
     sound = [h for h in against if h.whole is None or counts[h] > 1 or _telling(h, sample)]
     ranked = sorted(sound, key=lambda h: (-worth[h], *simple[h]))
     plain = [h for h in ranked if not (h.members or h.vague or h.fitted or (h.narrow and n < SEVERAL))]
-    exact = [h for h in plain if counts[h] == n and not against[h] and (n > 1 or richness(h) <= PLAIN)]
+    exact = [h for h in plain if counts[h] == n and not against[h] and (n >= SEVERAL or richness(h) <= PLAIN)]
     exact.sort(key=lambda h: (h.rounding, *simple[h]))
     every = (*trials, *excused)
     exact = list(islice((h for h in exact if _explains_all(h, every)), NAMED))

@@ -90,6 +90,11 @@ def _unreached(x: Inputs, n: int) -> Array:
     return ~np.tile(there.T, (max(x.case.Hkv, 1), 1))
 
 
+def _not_the_last(x: Inputs, n: int) -> Array:
+    first = np.maximum(np.array(x.case.lengths[1]) - 1, 0) // n * n
+    return ~(x.visible & (np.arange(x.case.Lk) >= first[:, None, None, None])).any(-1)
+
+
 def _seen(how: Callable[[Array], Array]) -> Callable[[Inputs], Array]:
     """Of rows, by how many keys each sees."""
     return lambda x: how(x.visible.sum(-1))
@@ -186,6 +191,8 @@ SEEN: dict[str, Callable[[Inputs], Array]] = {
 } | {
     f"rows that see nothing in the first tile of {n} keys": (
         lambda x, n=n: ~x.visible[..., :n].any(-1) & x.visible.any(-1)) for n in SIZES
+} | {
+    f"rows that see nothing in the last tile of {n} keys": partial(_not_the_last, n=n) for n in SIZES
 } | {
     f"rows, {n} of them packed from a group's heads, past the first {n}": (lambda x, n=n: place(x.case, True) >= n)
     for n in SIZES

@@ -34,14 +34,15 @@ SLOTS: dict[str, Callable[[Array, int, int], Array]] = {
 
 @kind(
     _cached, "out lse k_cache v_cache", of={"keys and values": "kv", "keys": "k", "values": "v"}, how=SLOTS,
-    found={"and read from it as they are then": True, "though attention sees the right ones": False},
+    found={"and read from it as they are then": True, "though attention sees the right ones": False,
+           "and where they should be is 0": None},
 )  # fmt: skip
 class cache_slots(Model):
     """The new {of} are written into the cache {how}, {found}."""
 
     of: Any = "kv"
     how: Any = None
-    found = True
+    found: bool | None = True
 
     def new(self, name: str) -> Array:
         """(B, Lq, Hkv, size), keys as they are rotated."""
@@ -59,6 +60,8 @@ class cache_slots(Model):
         made = {}
         for n in self.of:
             made[n], new = handed[f"{n}_cache"].astype(np.float64), self.new(n)
+            for b, past in enumerate(handed["cache_lens"].tolist() if self.found is None else ()):
+                made[n][b, past : past + case.Lq] = 0
             for b, i in np.ndindex(case.B, case.Lq):
                 if 0 <= at[b] + i < made[n].shape[1] and not np.isnan(new[b, i]).all():
                     made[n][b, at[b] + i] = new[b, i]
@@ -66,7 +69,7 @@ class cache_slots(Model):
 
     def arrays(self) -> dict[str, Array]:
         x = super().arrays()
-        return x | {n: c[:, : self.given.Lk].swapaxes(1, 2) for n, c in self.caches().items() if self.found}
+        return x | {n: c[:, : self.given.Lk].swapaxes(1, 2) for n, c in self.caches().items() if self.found is not False}
 
     def told(self, y: dict[str, Array]) -> dict[str, Array]:
         return y | {f"{n}_cache": take_answer(self.given, f"{n}_cache", c) for n, c in self.caches().items()}

@@ -132,3 +132,29 @@ class mask_by_place_in_query_tile(Asking):
 
     def visible(self) -> Array:
         return self.asked(lambda m, b, h, i, j, lq, lk: m(b, h, i % self.tile, j, lq, lk))
+
+
+WRAPPED: dict[str, Callable[[Array], Array]] = {
+    "8 bits": lambda x: x % 256, "8 bits, one of which is the sign": lambda x: (x + 128) % 256 - 128,
+    "7 bits": lambda x: x % 128,
+}  # fmt: skip
+MOST = {"8 bits": 256, "8 bits, one of which is the sign": 128, "7 bits": 128}
+OF = {"of keys": (0, 1), "of queries": (1, 0), "of both": (1, 1)}
+
+
+@kind(
+    lambda case, how: _masked(case) and (case.Lq * how.of[0] > how.bits[1] or case.Lk * how.of[1] > how.bits[1]),
+    of=OF, bits={words: (wrapped, MOST[words]) for words, wrapped in WRAPPED.items()},
+)  # fmt: skip
+class mask_told_in_bits(Model):
+    """The mask is told indices {of} of {bits}."""
+
+    of = 0, 1
+    bits: tuple[Callable[[Array], Array], int] = WRAPPED["8 bits"], 256
+
+    def visible(self) -> Array:
+        wrap, (queries, keys) = self.bits[0], self.of
+        mask = Asked(self.case.mask or SinkTokens(0), lambda m, b, h, i, j, lq, lk: m(
+            b, h, wrap(i) if queries else i, wrap(j) if keys else j, lq, lk))  # fmt: skip
+        open_ = np.asarray(dataclasses.replace(self.case.visibility, mask=None).tile())
+        return np.asarray(dataclasses.replace(self.case.visibility, mask=mask).tile()) & open_
