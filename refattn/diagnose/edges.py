@@ -185,6 +185,7 @@ EDGES: tuple[Edge, ...] = (
     *(rounded for edge in PLAIN for rounded in (edge.down(0), edge.up(0))),
     *(_part(i, parts, up) for parts in PARTS for i in range(1, parts) for up in (True, False)),
     *(_part(parts, parts, False) for parts in PARTS),
+    *(edge.plus(-1).up(n) for edge in (*PLAIN[:2], *TILED[2::4]) for n in TILES),
     *(_part_of_tiles(i, parts, n, up) for parts in PARTS for i in range(1, parts) for n in (16, 32, 64, 128)
       for up in (True, False)),
 )

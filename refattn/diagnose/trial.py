@@ -25,6 +25,8 @@ __all__ = ["Trial"]
 
 NEAR = 0.3
 """A hypothesis that explains less than this share is not evaluated in the promised arithmetic."""
+CACHES = frozenset({"k_cache", "v_cache"})
+"""What is written into them may be wrong alone."""
 RIGHT = 0.1
 """Of memory that was never written, no more is right by accident."""
 
@@ -133,7 +135,7 @@ class Trial(Returned):
     def _match(self, h: Hypothesis) -> Match:
         names = frozenset(self.got)
         forward = names & FORWARD
-        if forward and not self.failing & FORWARD and h.shows & FORWARD and h.part != "backward":
+        if forward and not self.failing & (FORWARD | CACHES) and h.shows & FORWARD and h.part != "backward":
             return NONE  # what the forward gives is right
         first = forward if self.failing & FORWARD else names
         arithmetic = self.contract if h.rounding else None

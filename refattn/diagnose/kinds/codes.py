@@ -30,10 +30,10 @@ OF = {"keys": "k", "values": "v", "keys and values": "kv", "queries": "q"}
 
 @kind(
     lambda case: _coded(case) and case.quant.granularity == "block" and case.quant.kind not in GGML, of=OF,
-    size=(1, 8, 16, 32, 128, 256),
+    size={str(n): n for n in (1, 8, 16, 32, 128, 256)} | {"as many of equal size": 0},
 )  # fmt: skip
 class code_block(Model):
-    """The scale of codes of {of} is looked up as that of blocks of {size} tokens."""
+    """The scale of codes of {of} is looked up as that of blocks of tokens, {size}."""
 
     of: Any = "k"
     size = 128
@@ -42,8 +42,8 @@ class code_block(Model):
         x, coded = super().arrays(), take(self.given, self.inputs.handed())
         for n in (n for n in self.of if f"{n}_scale" in coded):
             s, j = coded[f"{n}_scale"], np.arange(x[n].shape[2])
-            last = s.shape[2] - 1
-            x[n] = x[n] * (s[:, :, np.minimum(j // self.size, last)] / s[:, :, np.minimum(j // BLOCK, last)])
+            last, size = s.shape[2] - 1, self.size or -(-j.size // s.shape[2])
+            x[n] = x[n] * (s[:, :, np.minimum(j // size, last)] / s[:, :, np.minimum(j // BLOCK, last)])
         return x
 
 

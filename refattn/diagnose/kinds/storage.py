@@ -121,14 +121,23 @@ class pages(Model):
         return np.clip(page, 0, n - 1)
 
 
-@kind(lambda case: _paged(case) and min(case.lengths[1]) < case.Lk)
-class table_rows_in_use(pages):
-    """Rows of the page table are looked for as if each had the columns alone that its entry uses."""
+USED: dict[str, Callable[[Array], Array]] = {
+    "as each uses, one after the other": lambda used: used.cumsum() - used,
+    "as its own entry uses": lambda used: np.arange(len(used)) * used,
+}
 
-    def how(self, table: Array, j: Array, size: int) -> tuple[Array, Array]:
-        used = -(-np.array(self.given.lengths[1]) // size)
-        at = (used.cumsum() - used)[:, None] + j // size
-        return np.take(table.ravel(), at, mode="wrap"), j % size + 0 * at
+
+@kind(lambda case: _paged(case) and min(case.lengths[1]) < case.Lk, rows=USED,
+      least={"": -1, ", and what is in no use is page 0": 0})  # fmt: skip
+class table_rows_in_use(pages):
+    """Rows of the page table are looked for as if they had as many columns {rows}{least}."""
+
+    rows: Callable[[Array], Array]
+    least = -1
+
+    def how(self, table: Array, j: Array, size: int) -> tuple[Array, Array]:  # type: ignore[override]
+        at = type(self).rows(-(-np.array(self.given.lengths[1]) // size))[:, None] + j // size
+        return np.maximum(np.take(table.ravel(), at, mode="wrap"), self.least), j % size + 0 * at
 
     def within(self, page: Array, n: int) -> Array:
         return page % n
