@@ -69,7 +69,9 @@ class cache_slots(Model):
 
     def arrays(self) -> dict[str, Array]:
         x = super().arrays()
-        return x | {n: c[:, : self.given.Lk].swapaxes(1, 2) for n, c in self.caches().items() if self.found is not False}
+        if self.found is False:
+            return x
+        return x | {n: c[:, : self.given.Lk].swapaxes(1, 2) for n, c in self.caches().items()}
 
     def told(self, y: dict[str, Array]) -> dict[str, Array]:
         return y | {f"{n}_cache": take_answer(self.given, f"{n}_cache", c) for n, c in self.caches().items()}

@@ -135,7 +135,7 @@ class table_rows_in_use(pages):
     rows: Callable[[Array], Array]
     least = -1
 
-    def how(self, table: Array, j: Array, size: int) -> tuple[Array, Array]:  # type: ignore[override]
+    def how(self, table: Array, j: Array, size: int) -> tuple[Array, Array]:
         at = type(self).rows(-(-np.array(self.given.lengths[1]) // size))[:, None] + j // size
         return np.maximum(np.take(table.ravel(), at, mode="wrap"), self.least), j % size + 0 * at
 
