@@ -31,7 +31,7 @@ FOUND: dict[type[Engine], tuple[Callable[[Case], bool], str]] = {
         "the unused have lse 0"),
     planted.SplitsOfFirst: (
         lambda c: c.Lq <= 8 and c.mask is None and c.lengths[1][:1] < (c.Lk,),
-        "as many keys as those of the first entry take"),
+        "of the first"),
     planted.HiddenInOutput: (
         lambda c: c.mask is not None and c.family == "normal" and c.bias is c.softcap is c.dropout is None,
         "hidden keys count in the output alone"),
