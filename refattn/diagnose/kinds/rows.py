@@ -23,6 +23,7 @@ SENTINELS = {
     "-1e4": -1e4, "-1e9": -1e9, "-1e30": -1e30, "-65504": -65504.0, "-1e5": -1e5, "-1e6": -1e6, "-1e3": -1e3,
     "-100": -100.0,
     "-50": -50.0, "-1e38": -1e38, "the lowest float32": float(np.finfo(np.float32).min), "0": 0.0,
+    "-30000": -3e4, "-32768": -32768.0, "-1e7": -1e7, "-1e8": -1e8, "-1e10": -1e10, "-1e12": -1e12, "-1e20": -1e20,
     "half the lowest float32": float(np.finfo(np.float32).min) / 2,
 }  # fmt: skip
 

@@ -16,15 +16,21 @@ from .splits import Local
 __all__: list[str] = []
 
 
-@kind(lambda case: case.sinks is not None, nan={"": False, ", and where it sees none, infinity and NaN": True})
+@kind(lambda case: case.sinks is not None, nan={"": False, ", and where it sees none, infinity and NaN": True},
+      alone={"": False, ", and lse of a row without any is -inf": True})  # fmt: skip
 class sink_not_in_maximum(Underflow):
-    """The sink joins the sum and not the maximum: exp overflows where it is far above all keys of a row{nan}."""
+    """The sink joins the sum and not the maximum: exp overflows where it is far above all keys of a row{nan}{alone}."""
+
+    alone = False
 
     def join(self, m: Array, z: Array, o: Array) -> tuple[Array, Array, Array]:
         sink = self.x["sinks"][:, None]
         with np.errstate(all="ignore"):
             share = exp_of(sink - (m if self.nan else safe(m)), self.given)
         return m, z + share, o
+
+    def log(self, m: Array, z: Array) -> Array:
+        return np.where(np.isneginf(m) & self.alone, -np.inf, super().log(m, z))
 
 
 def _splits(case: Case, how: Any) -> bool:
