@@ -416,3 +416,10 @@ def test_a_maximum_near_the_lowest_number_overflows_in_no_base(splits: int) -> N
     cases = [c for c in CASES if c.id == "mask-lowest-bf16"]
     kernel = streaming.Streaming(schedule=Schedule(tile_q=16, tile_k=16, exp="exp2", splits=splits))
     assert run(kernel, cases).counts()["passed"] == len(cases) == 1
+
+
+def test_exp2_of_rows_whose_logits_are_all_near_the_lowest_number() -> None:
+    low = np.finfo(np.float32).min
+    x = np.array([[low, low], [low, np.float32(0.999) * low]], np.float32)
+    exp = Rules(preset("float32"), Schedule(exp="exp2")).exp
+    np.testing.assert_array_equal(exp(x, x.max(1, keepdims=True)), [[1, 1], [0, 1]])

@@ -185,7 +185,7 @@ class Rules:
             with np.errstate(over="ignore"):
                 top = shift * log2e
             fused = x.astype(np.float64) * np.float64(log2e) - top.astype(np.float64)
-            fused = np.where(np.isinf(top), (x - shift) * log2e, fused)  # of a maximum near the lowest number
+            fused = np.where(np.isinf(top), x - shift, fused)  # near the lowest number: 0, or far below
             return np.asarray(np.exp2(fused.astype(self.dtype)))
         if self.schedule.exp == "numpy" or self.dtype == np.float64:
             return online.shifted_exp(x, shift)
