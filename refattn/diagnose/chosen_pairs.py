@@ -93,8 +93,8 @@ def _times(weights: Array, x: Array) -> Array:
 
 
 def _noise(trial: Trial, name: str) -> Array:
-    e, got = trial.expected[name], trial.got[name]
-    radius = largest_of_row(np.maximum(e.hi - e.value, e.value - e.lo)) * grown(got, e.value)
+    got = trial.got[name]
+    radius = trial.about(name)[0] * grown(got, trial.expected[name].value)
     return np.maximum(np.maximum(radius, roundings(trial.contract) * largest_of_row(np.abs(got))), 1e-300)
 
 

@@ -182,7 +182,7 @@ def _where(trials: Sequence[Trial], effect: Effect, aspect: str, effort: Effort)
 def _hypothesis(rules: Sequence[Found]) -> Hypothesis:
     made = mixed([(effect.made, rule.pairs) for effect, rule in rules])
     made.__name__ = "deduced_rule"
-    texts = [effect.says.format(f"{rule.words}") + _in_region(rule) for effect, rule in rules]
+    texts = [effect.says.format(rule.words) + rule.where for effect, rule in rules]
     words = "; ".join(text[0].upper() + text[1:] for text in texts)
 
     def separates(case: Case) -> bool:
@@ -195,10 +195,6 @@ def _hypothesis(rules: Sequence[Found]) -> Hypothesis:
     return Hypothesis(
         f"deduced[{words}]", words, separates, frozenset(NAMES), solve, made=made, narrow=1, fitted=True
     )
-
-
-def _in_region(rule: Rule) -> str:
-    return "" if rule.region is None else f", in {rule.region.words}"
 
 
 def _any(rule: Rule, shape: Shape) -> bool:

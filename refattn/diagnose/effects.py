@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -44,10 +44,7 @@ class counted_twice(Model):
 
 class seen(Model):
     def visible(self) -> Array:
-        within = (np.arange(n) < np.array(of)[:, None]
-                  for n, of in zip((self.given.Lq, self.given.Lk), self.given.lengths, strict=True))  # fmt: skip
-        rows, keys = within
-        return np.broadcast_to(rows[:, None, :, None] & keys[:, None, None], super().visible().shape)
+        return np.asarray(replace(self.case.visibility, mask=None).tile())
 
 
 LEFT_OUT = Effect("{} are left out", left_out)

@@ -58,8 +58,10 @@ class Rule:
         at = at if self.among is None else at & self.among(shape)
         return at & (np.arange(inputs.case.Lk) < shape.keys[..., None])
 
-    def __str__(self) -> str:
-        return self.words + ("" if self.region is None else f", in {self.region.words}")
+    @property
+    def where(self) -> str:
+        """The region, in words."""
+        return "" if self.region is None else f", in {self.region.words}"
 
 
 def _sizes(shape: Shape, by_key: bool) -> tuple[int, ...]:

@@ -182,27 +182,40 @@ def _with_offset(case: Case, how: Any) -> bool:
     return hides(case) and uneven and case.Lk > how.keys and "bottom_right" in repr(case.mask)
 
 
+class MovedEnd(Bounds):
+    """One end of the keys that a tile of rows goes over is found where it is not; the mask is right."""
+
+    end = -1
+
+    def wrong(self) -> Array:
+        """By how many keys, to broadcast to (B, H, Lq)."""
+        raise NotImplementedError
+
+    def visible(self) -> Array:
+        seen, lk = super().visible(), np.array(self.case.lengths[1])[:, None, None]
+        first, last = self.ends(self.reach())
+        some, j = first < last, np.arange(seen.shape[-1])
+        if self.end == 0:
+            first = np.where(some & (first > 0), first + self.wrong(), first)
+            return seen & (j >= self.down(self.of_tile(first, lambda x: x.min(-1)))[..., None])
+        bounded = (last < lk) | (right_side(self.case.mask) is not None)
+        last = np.where(some & bounded, last + self.wrong(), last)
+        return seen & (j < self.up(self.of_tile(last, lambda x: x.max(-1)))[..., None])
+
+
 @kind(
     _with_offset, same=SAME, rows=ROWS, keys=(1, *KEYS), end={"first": 0, "last": -1},
     by={"leaves out the offset lk - lq": "none", "is that of the padded lengths": "padded", "is lq - lk": "negative"},
 )  # fmt: skip
-class bound_without_offset(Bounds):
+class bound_without_offset(MovedEnd):
     """The {end} key tile of {keys} that {rows} queries go over is found by a diagonal that {by}; the mask is right."""
 
-    end, by = -1, "none"
+    by = "none"
 
-    def visible(self) -> Array:
-        seen, case = super().visible(), self.case
+    def wrong(self) -> Array:
+        case = self.case
         lq, lk = (np.array(n)[:, None, None] for n in case.lengths)
-        wrong = {"none": 0 * lk, "padded": 0 * lk + case.Lk - case.Lq, "negative": lq - lk}[self.by] - (lk - lq)
-        first, last = self.ends(self.reach())
-        some, j = first < last, np.arange(seen.shape[-1])
-        if self.end == 0:
-            first = np.where(some & (first > 0), first + wrong, first)
-            return seen & (j >= self.down(self.of_tile(first, lambda x: x.min(-1)))[..., None])
-        bounded = (last < lk) | (right_side(case.mask) is not None)
-        last = np.where(some & bounded, last + wrong, last)
-        return seen & (j < self.up(self.of_tile(last, lambda x: x.max(-1)))[..., None])
+        return {"none": 0 * lk, "padded": 0 * lk + case.Lk - case.Lq, "negative": lq - lk}[self.by] - (lk - lq)
 
 
 @kind(
