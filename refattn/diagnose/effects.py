@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-
-import numpy as np
 
 from ..case import Case
 from .dense import Array
 from .hypothesis import always, hypotheses
 from .mixed import mixes
 from .model import Model
+from .of_keys import WRONG, hidden, unmasked
 
 __all__ = ["LEFT_OUT", "SEEN", "TWICE", "WITHOUT_BIAS", "Effect", "effects"]
 
@@ -32,24 +31,14 @@ class Effect:
     """whether a case may show it"""
 
 
-class left_out(Model):
-    def visible(self) -> Array:
-        return np.zeros_like(super().visible())
-
-
 class counted_twice(Model):
     def hide(self, t: Array) -> Array:
         return super().hide(t) + self.dtype(math.log(2))
 
 
-class seen(Model):
-    def visible(self) -> Array:
-        return np.asarray(replace(self.case.visibility, mask=None).tile())
-
-
-LEFT_OUT = Effect("{} are left out", left_out)
+LEFT_OUT = Effect("{} are left out", hidden)
 TWICE = Effect("{} count twice", counted_twice)
-SEEN = Effect("Hidden {} are seen", seen)
+SEEN = Effect("Hidden {} are seen", unmasked)
 
 
 class without_bias(Model):
@@ -64,8 +53,6 @@ WITHOUT_BIAS = Effect("The bias is not applied, nor what it hides: for {}", with
 def effects() -> tuple[Effect, ...]:
     """What some keys have wrong, and hypotheses of few parameters, none of which is a size of tiles."""
     some = hypotheses()
-    from .kinds.parts_of_keys import WRONG  # which is above this, as all kinds are
-
     kinds = Counter(h.made.__name__ for h in some if h.made is not None)
     return (
         WITHOUT_BIAS,

@@ -6,15 +6,15 @@ the other, key by key.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ...case import Cache, Case
-from ..hypothesis import kind
-from ..model import LN2, LOG2E, Array, Model
+from ..hypothesis import always, kind
+from ..model import Array, Model
+from ..of_keys import WRONG
 from .bounds import ROWS, SAME, Bounds, hides
 
 __all__: list[str] = []
@@ -22,132 +22,6 @@ __all__: list[str] = []
 SIZES = (8, 16, 32, 64, 128)
 Where = Callable[[Case, Array], Array]
 """(case, numbers of keys (B, 1)) -> which of the keys (B, Lk) it is about"""
-
-
-class zero(Model):
-    of: tuple[str, ...] = ("k",)
-
-    def arrays(self) -> dict[str, Array]:
-        x = super().arrays()
-        return x | {n: 0 * x[n] for n in self.of}
-
-
-class zero_k(zero): ...
-
-
-class zero_v(zero):
-    of = ("v",)
-
-
-class zero_kv(zero):
-    of = ("k", "v")
-
-
-class hidden(Model):
-    def visible(self) -> Array:
-        return super().visible() & False
-
-
-class unmasked(Model):
-    def visible(self) -> Array:
-        return np.asarray(dataclasses.replace(self.case.visibility, mask=None).tile())
-
-
-class times(Model):
-    by = 2.0
-
-    def hide(self, t: Array) -> Array:
-        return super().hide(t + np.log(self.by))
-
-
-class twice(times): ...
-
-
-class half(times):
-    by = 0.5
-
-
-class unbiased(Model):
-    def bias(self, bias: Array) -> Array:
-        return np.where(np.isneginf(bias), bias, 0)
-
-
-class biased_twice(Model):
-    def bias(self, bias: Array) -> Array:
-        return 2 * bias
-
-
-class uncapped(Model):
-    def cap(self, s: Array, softcap: float) -> Array:
-        return s
-
-
-class unscaled(Model):
-    def scaled(self, qk: Array) -> Array:
-        return qk
-
-
-class scaled_twice(Model):
-    def scaled(self, qk: Array) -> Array:
-        return super().scaled(super().scaled(qk))
-
-
-class in_base_2(Model):
-    def scaled(self, qk: Array) -> Array:
-        return super().scaled(qk) * LN2
-
-
-class twice_in_base_2(Model):
-    def scaled(self, qk: Array) -> Array:
-        return super().scaled(qk) * LOG2E
-
-
-class score_0(Model):
-    def hide(self, t: Array) -> Array:
-        return super().hide(0 * np.where(np.isfinite(t), t, 0))
-
-
-class all_kept(Model):
-    def arrays(self) -> dict[str, Array]:
-        x = super().arrays()
-        return x | {"keep": x["keep"] | True}
-
-
-class of_head_0(Model):
-    def heads(self) -> Array:
-        return super().heads() * 0
-
-
-class of_entry_0(Model):
-    def arrays(self) -> dict[str, Array]:
-        x = super().arrays()
-        return x | {n: np.repeat(x[n][:1], len(x[n]), 0) for n in "kv"}
-
-
-def _always(case: Case) -> bool:
-    return True
-
-
-WRONG: dict[str, tuple[type[Model], Callable[[Case], bool]]] = {
-    "they are left out": (hidden, _always),
-    "they count twice": (twice, _always),
-    "they count half": (half, _always),
-    "keys are taken for 0": (zero_k, _always),
-    "values are taken for 0: they count in the sum, and not in the output": (zero_v, _always),
-    "keys and values are taken for 0": (zero_kv, _always),
-    "scores are 0": (score_0, _always),
-    "the mask is not applied": (unmasked, lambda c: c.mask is not None),
-    "the bias is not applied": (unbiased, lambda c: c.bias is not None),
-    "the bias is applied twice": (biased_twice, lambda c: c.bias is not None),
-    "softcap is not applied": (uncapped, lambda c: c.softcap is not None),
-    "the scale is not applied": (unscaled, _always),
-    "the scale is applied twice": (scaled_twice, _always),
-    "log2(e) is not applied": (in_base_2, _always),
-    "log2(e) is applied twice": (twice_in_base_2, _always),
-    "dropout is not applied": (all_kept, lambda c: c.dropout is not None),
-    "keys and values are those of head 0": (of_head_0, lambda c: c.Hkv > 1),
-    "keys and values are those of entry 0": (of_entry_0, lambda c: c.B > 1),
-}
 
 
 def _j(case: Case) -> Array:
@@ -203,7 +77,7 @@ WHERE: dict[str, Where] = {
 class Mixed(Bounds):
     """A wrong model for some pairs of query and key, the right one for all others."""
 
-    what: tuple[type[Model], Callable[[Case], bool]] = (Model, _always)
+    what: tuple[type[Model], Callable[[Case], bool]] = (Model, always)
 
     def inside(self) -> Array:
         """Which pairs, to broadcast; of an axis of one query where it is the same for all."""
@@ -276,12 +150,12 @@ class some_tiles(Mixed):
 
 
 @kind(_some, same=("where", lambda case, how: _keys(case, how).tobytes()), where=WHERE,
-      what={"left out of the sum": (Model, _always)})  # fmt: skip
+      what={"left out of the sum": (Model, always)})  # fmt: skip
 class some_keys_of_sum(Model):
     """Of an entry, {where}: they are {what}, and count in the output."""
 
     where: Where
-    what = (Model, _always)
+    what = (Model, always)
 
     def attend(self, t: Array) -> tuple[Array, Array, Array]:
         m, _, o = super().attend(t)
