@@ -58,9 +58,9 @@ def last(v: Any) -> Any:
 PLANTED: dict[str, Change] = {
     "Keys from the number of keys, rounded down to 16 on are left out": lambda c, v, j, i, n: v & (j < n // 16 * 16),
     "Keys before 8 are left out": lambda c, v, j, i, n: v & (j >= 8),
-    "16 keys from 16 on are left out, in of the rows those past the first 4":
+    "16 keys from 16 on are left out, of the rows those past the first 4":
         lambda c, v, j, i, n: v & ~((j >= 16) & (j < 32) & (i >= 4)),
-    "Keys before 12 are left out, in of the rows every other": lambda c, v, j, i, n: v & ~((j < 12) & (i % 2 == 1)),
+    "Keys before 12 are left out, of the rows every other": lambda c, v, j, i, n: v & ~((j < 12) & (i % 2 == 1)),
     "Keys from the end of what the row sees - 2 on are left out, in the last key head":
         lambda c, v, j, i, n: v & ~((j >= last(v) - 2) & (np.arange(c.H)[:, None, None] // c.group == c.Hkv - 1)),
     "Keys from 3 parts of keys / 4, rounded up on are left out": lambda c, v, j, i, n: v & (j < -(-n // 4) * 3),
@@ -73,7 +73,7 @@ PLANTED: dict[str, Change] = {
 def test_a_planted_rule_is_found(words: str) -> None:
     verdicts = [verdict(c, seeing(PLANTED[words])) for c in SMALL]
     trials = [Trial(v) for v in verdicts if v.status == "failed"]
-    rules = deduced(trials, Effort(), 20)
+    rules = deduced(trials, (), Effort(), 20)
     assert words in [h.what for h in rules if sum(t.match(h).nearly for t in trials) >= 0.8 * len(trials)]
 
 
@@ -95,7 +95,7 @@ class reversed_heads(Model):
 @pytest.mark.parametrize("wrong", [hot, noisy, reversed_heads])
 def test_of_other_bugs_nothing_is_deduced(wrong: type[Model]) -> None:
     trials = [Trial(v) for c in SMALL[::2] if (v := verdict(c, wrong)).status == "failed"]
-    rules = deduced(trials, Effort(), 20)
+    rules = deduced(trials, (), Effort(), 20)
     assert not any(2 * sum(t.match(h).nearly for t in trials) >= len(trials) for h in rules)
 
 
@@ -105,5 +105,5 @@ def test_a_run_says_it_as_likely_and_never_as_exact() -> None:
     for case in SMALL:
         suspects.watch(verdict(case, seeing(lambda c, v, j, i, n: v & ~((j < 12) & (i % 2 == 1)))))
     n = suspects.failing
-    words = "Keys before 12 are left out, in of the rows every other"
+    words = "Keys before 12 are left out, of the rows every other"
     assert suspects.lines()[0] == f"{n} of {n} failing cases look like this bug: {words} (deduced)"

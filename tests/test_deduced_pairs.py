@@ -83,7 +83,7 @@ def failures(wrong: type[Model], pairs: Pairs, cases: list[Case], of: frozenset[
 def test_a_planted_rule_is_found(words: str) -> None:
     trials = failures(*PLANTED[words])
     assert len(trials) >= 3
-    rules = deduced(trials, Effort(), 4)
+    rules = deduced(trials, (), Effort(), 4)
     explained = {h.what: sum(t.match(h).nearly for t in trials) for h in rules}
     assert explained.get(words, 0) >= 0.7 * len(trials), explained
 
@@ -94,5 +94,5 @@ def test_of_gradients_that_are_a_multiple_nothing_is_deduced() -> None:
             return 1.3 * super().k_factor()
 
     trials = failures(larger, lambda x: np.ones(x.visible.shape, bool), BACKWARD, frozenset({"dk"}))
-    rules = deduced(trials, Effort(), 4)
+    rules = deduced(trials, (), Effort(), 4)
     assert trials and not any("are left out" in h.what or "count twice" in h.what for h in rules)

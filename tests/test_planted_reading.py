@@ -26,7 +26,7 @@ FOUND: dict[type[Engine], tuple[Callable[[Case], bool], str]] = {
     planted.PagesAround: (lambda c: isinstance(c.storage, Paged) and c.quant is None, "past the last page of all"),
     planted.ColumnOfTile: (
         lambda c: isinstance(c.storage, Paged) and c.mask is None, "columns of the table counted from the first key"),
-    planted.FullByRightEdge: (_window, "if no key of it is past the right edge"),
+    planted.FullByRightEdge: (_window, "is not masked within its bounds if"),
     planted.EndsAtHidden: (
         lambda c: "Documents" in repr(c.mask) and c.Lk > 32 and c.Lq > 16, "at the first of which they see nothing"),
     planted.BiasAtTheEnd: (lambda c: c.bias is not None and len(set(c.lengths[1])) > 1, "read at the end of the array"),

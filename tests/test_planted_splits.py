@@ -49,7 +49,7 @@ FOUND: dict[type[Engine], tuple[Callable[[Case], bool], str]] = {
     planted.EndsAsFirst: (
         lambda c: c.id.startswith("first-is-shorter-"), "ends, for all entries, where that of the first does"),
     planted.Renormalised: (
-        lambda c: bool(c.dropout) and c.sinks is None, "is brought to the sum before it, not divided by 1 - p"),
+        lambda c: bool(c.dropout) and c.sinks is None, "What dropout keeps of a row is brought to"),
     planted.HalfBlocksBack: (
         lambda c: c.backward and repr(c.mask).startswith("BlockSparse("), "of keys half as large, in the backward"),
 }  # fmt: skip

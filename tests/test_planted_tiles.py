@@ -104,7 +104,7 @@ FOUND: dict[type[Engine], tuple[Callable[[Case], bool], str]] = {
         "is rounded down: a partial one is lost, but where the last key is the entry's"),
     LowestInstead: (
         lambda c: not c.backward and _plain(c) and isinstance(c.mask, Causal) and c.Lq > max(8, c.Lk),
-        "Hidden logits are -1e30"),
+        "-1e30"),
     RingTooShort: (
         lambda c: not c.backward and isinstance(c.mask, Window) and bool(c.mask.left) and c.Lk > 32 and c.Lq > 8,
         "16 queries of a window need has one slot less than they need: the newest keys lie over the oldest"),

@@ -14,7 +14,7 @@ from .match import HALF
 from .order import richness
 from .trial import Trial
 
-__all__ = ["closest", "conclude"]
+__all__ = ["SEVERAL", "closest", "conclude"]
 
 CLOSE = 0.8
 """Of the squared error: less than this does not name a bug that explains no case."""
@@ -30,6 +30,9 @@ SOME = 0.25
 
 PLAIN = 5
 """One case or two are enough for an exact name of a kind with no more bits to fit by."""
+
+LETTERS = 40
+"""More words are as unlikely as more to fit by: so many letters as a bit, but of bugs that were seen in public."""
 
 SEVERAL = 3
 """What has much to fit by, or holds in a region or in some outputs alone, is exact if it explains so many cases."""
@@ -54,8 +57,8 @@ def conclude(
     place = {h: at for at, h in enumerate(hypotheses())}  # the simplest come first
     shares = {h: _share(h, sample) if h.rounding else 1.0 for h in against}
     simple = {
-        h: (round(math.log2(1 + broad[h])), h.narrow, bool(h.part), h.vague and not h.narrow, -shares[h], richness(h),
-            place.get(h, len(place)))
+        h: (round(math.log2(1 + broad[h])), h.narrow, bool(h.part), h.vague and not h.narrow, -shares[h],
+            richness(h) + (len(h.what) / LETTERS if h.made or h.whole else 0), place.get(h, len(place)))
         for h in against
     }  # fmt: skip
     sound = [h for h in against if h.whole is None or counts[h] > 1 or _telling(h, sample)]

@@ -27,6 +27,8 @@ from .hypothesis import Hypothesis
 from .known import Known, seen_shape, times_of
 from .match import FORWARD
 from .mixed import mixed
+from .order import spread
+from .passed import inputs_of
 from .rules import Rule, holding
 from .trial import Trial
 
@@ -36,6 +38,8 @@ CASES, MOST = 9, 2**13
 """so many failing cases are looked at, of no more scores"""
 BOTH = 2
 """rules of each way in which keys count otherwise, where there are several"""
+PASSED = 24
+"""cases that passed, in which there are to be no such pairs"""
 LOOK, ROW, ASKED = 0.05, 5e-4, 5e-4
 """seconds to look at a case and at each row of it, and to ask of an effect whether it may be so for some pairs"""
 SURE = 2
@@ -49,11 +53,11 @@ Among = Callable[[Shape], Array]
 Found = tuple[Effect, Rule]
 
 
-def deduced(trials: Sequence[Trial], effort: Effort, until: float) -> list[Hypothesis]:
+def deduced(trials: Sequence[Trial], passed: Sequence[Case], effort: Effort, until: float) -> list[Hypothesis]:
     """The simplest rules that hold in most of the failures; none if the answers tell of none."""
     small = [t for t in sorted(trials, key=lambda t: t.case.scores) if t.case.scores < MOST and _can_tell(t)]
     forward = [t for t in small if "out" in t.failing]
-    rules = [_hypothesis(rules) for rules in _of_times(_some(forward), effort, until)]
+    rules = [_hypothesis(rules) for rules in _of_times(_some(forward), passed, effort, until)]
     found = [x for h in rules for x in (h, *h.elsewhere)]
     if any(2 * _explained(h, _some(forward)) >= len(_some(forward)) for h in found):
         return found
@@ -61,7 +65,7 @@ def deduced(trials: Sequence[Trial], effort: Effort, until: float) -> list[Hypot
     for aspect, names in ASPECTS.items():
         some = _some(forward if aspect == "out" else [t for t in backward if t.failing & names])
         wrong = frozenset[str]().union(*(t.failing & names for t in some))
-        for row in islice(_of_effects(some, aspect, effort, until), ENOUGH):
+        for row in islice(_of_effects(some, passed, aspect, effort, until), ENOUGH):
             h = _hypothesis([row])
             if aspect == "out":
                 found += [h, *h.elsewhere]
@@ -78,17 +82,24 @@ def _explained(h: Hypothesis, trials: Sequence[Trial]) -> int:
 
 def _can_tell(trial: Trial) -> bool:
     case = trial.case
-    return bool(case.H and case.Hkv and case.Dv and case.D and case.Lk and case.Lq) and not trial.excused
+    some = bool(case.H and case.Hkv and case.Dv and case.D and case.Lk and case.Lq)
+    return some and not (trial.excused and any(np.isnan(x).any() for x in trial.got.values()))
 
 
 def _some(trials: Sequence[Trial]) -> Sequence[Trial]:
     return trials[:: -(-len(trials) // CASES)] if trials else ()
 
 
+def _right(passed: Sequence[Case], effect: Effect) -> list[Inputs]:
+    """Cases in which nothing of the kind is so."""
+    some = [c for c in passed if 0 < c.scores < MOST and effect.separates(c)]
+    return [inputs_of(c) for c in spread(some, PASSED)]
+
+
 # ---- how often keys count
 
 
-def _of_times(trials: Sequence[Trial], effort: Effort, until: float) -> list[list[Found]]:
+def _of_times(trials: Sequence[Trial], passed: Sequence[Case], effort: Effort, until: float) -> list[list[Found]]:
     """Rules on how often keys count, those of each way in which they do together."""
     looks: list[tuple[Trial, Array]] = []
     for tried, trial in enumerate(trials):
@@ -97,7 +108,7 @@ def _of_times(trials: Sequence[Trial], effort: Effort, until: float) -> list[lis
         times = times_of(trial)
         effort.work += LOOK + ROW * trial.case.B * trial.case.H * trial.case.Lq
         looks += [] if times is None else [(trial, times)]
-    some = [rows for effect in (LEFT_OUT, TWICE, SEEN) if (rows := _of_way(effect, looks, effort, until))]
+    some = [rows for effect in (LEFT_OUT, TWICE, SEEN) if (rows := _of_way(effect, looks, passed, effort, until))]
     return [list(rows) for rows in product(*(rows if len(some) == 1 else rows[:BOTH] for rows in some))] if some else []
 
 
@@ -117,7 +128,7 @@ AMONG: dict[str, Among] = {
 
 
 def _of_way(
-    effect: Effect, looks: Sequence[tuple[Trial, Array]], effort: Effort, until: float
+    effect: Effect, looks: Sequence[tuple[Trial, Array]], passed: Sequence[Case], effort: Effort, until: float
 ) -> list[Found]:  # fmt: skip
     found: list[tuple[float, int, Effect, Rule]] = []
     telling = 0
@@ -137,7 +148,9 @@ def _of_way(
         telling = max(telling, len(known))
         if known and not (len(known) < SURE and len(looks) >= 2 * SURE):
             says = Effect(effect.says.format("{}" + words), effect.made)
-            found += [(against, n, says, rule) for against, n, rule in holding(known, telling, effort, until, among)]
+            right = _right(passed, effect)
+            rules = holding(known, telling, effort, until, among, right)
+            found += [(against, n, says, rule) for against, n, rule in rules]
     best = sorted(found, key=lambda x: x[0])
     return [(says, rule) for _, n, says, rule in best if n >= max(telling / 2, 1)]
 
@@ -145,7 +158,9 @@ def _of_way(
 # ---- for which pairs something else is wrong
 
 
-def _of_effects(trials: Sequence[Trial], aspect: str, effort: Effort, until: float) -> Iterator[Found]:
+def _of_effects(
+    trials: Sequence[Trial], passed: Sequence[Case], aspect: str, effort: Effort, until: float
+) -> Iterator[Found]:  # fmt: skip
     """Of all effects those that may be so for some pairs in most cases, each with its rules."""
     found: list[tuple[float, Effect, Rule]] = []
     plain = (LEFT_OUT, TWICE, SEEN) if aspect != "out" else ()
@@ -156,7 +171,9 @@ def _of_effects(trials: Sequence[Trial], aspect: str, effort: Effort, until: flo
         for by_key in (False, True) if known else ():
             rows = [Known(inputs, times == 1, times == 0, by_key) for inputs, times in known]
             rows.sort(key=lambda k: -int(k.hit.sum()))  # those that tell most first
-            found += [(against, effect, rule) for against, _, rule in holding(rows, len(known), effort, until)]
+            right = _right(passed if aspect == "out" else [c for c in passed if c.backward], effect)
+            rules = holding(rows, len(known), effort, until, passed=right)
+            found += [(against, effect, rule) for against, _, rule in rules]
     for _, effect, rule in sorted(found, key=lambda x: x[0]):
         yield effect, rule
 

@@ -22,9 +22,8 @@ __all__ = ["EDGES", "EDGES_OF_KEYS", "Edge", "Shape", "shape_of"]
 
 TILES = (2, 4, 8, 16, 32, 64, 128)
 OFF = (*range(1, 9), 16, 32, 64, 128)
-ROWS = {"tile of 16 rows": (16, False), "tile of 32 rows": (32, False), "tile of 64 rows": (64, False),
-        "tile of 128 rows": (128, False), "tile of 16 packed rows": (16, True), "tile of 32 packed rows": (32, True),
-        "tile of 64 packed rows": (64, True)}  # fmt: skip
+ROWS = {f"tile of {n}{' packed' * packed} rows": (n, packed) for packed, sizes in (
+    (False, (8, 16, 32, 64, 128)), (True, (16, 32, 64))) for n in sizes}  # fmt: skip
 PARTS = (2, 3, 4, 8)
 NUMBERS = (*range(1, 65), 96, 128, 192, 256)
 
@@ -176,6 +175,7 @@ def _edges(plain: tuple[Edge, ...], others: tuple[Edge, ...]) -> tuple[Edge, ...
         *(_constant(n) for n in NUMBERS),
         *(rounded for edge in (*plain, *others) for n in TILES for rounded in (edge.down(n), edge.up(n))),
         *(edge.plus(sign * n) for edge in plain for n in OFF for sign in (-1, 1)),
+        *(edge.plus(sign) for edge in others for sign in (-1, 1)),
         *(edge.last_tile(n) for edge in plain for n in TILES[1:]),
     )  # fmt: skip
 

@@ -20,10 +20,9 @@ __all__ = ["by_plausibility", "richness", "spread"]
 
 T = TypeVar("T")
 Row = tuple[Hypothesis, ...]
-NEIGHBOURS = 16
-"""At most so many of a kind are placed by one of them,"""
-FEW = 64
-"""if there are more than so many, or they differ in the size of tiles or splits alone."""
+NEIGHBOURS, NEAR, FEW = 16, 2, 64
+"""At most so many of a kind are placed by one of them if there are many, so many if they differ in the size of tiles
+or splits alone; of more than so many are there many."""
 RICHNESS = 0.03
 """What speaks against a kind for each bit that it has to fit by."""
 PLACED = (0, 1, 2)
@@ -90,7 +89,11 @@ def _rows() -> tuple[Row, ...]:
     for at, h in enumerate(hypotheses()):
         one = at if h.family is None and kinds[_kind(h)] <= FEW else h.family
         rows.setdefault((_kind(h), one), []).append(h)
-    return tuple(tuple(row[i : i + NEIGHBOURS]) for row in rows.values() for i in range(0, len(row), NEIGHBOURS))
+    found = []
+    for (name, _), row in rows.items():
+        size = NEAR if kinds[name] <= FEW else NEIGHBOURS
+        found += [tuple(row[i : i + size]) for i in range(0, len(row), size)]
+    return tuple(found)
 
 
 @cache

@@ -37,6 +37,10 @@ class Region:
     keys: Callable[[Inputs], Array] | None = None
     columns: Callable[[int], Array] | None = None
 
+    @property
+    def where(self) -> str:
+        return self.words if self.words.startswith("of the ") else f"in {self.words}"
+
     def of(self, name: str, inputs: Inputs) -> Array | None:
         """Which elements of an output belong to it, to broadcast; None if that cannot be said of them."""
         case, key = inputs.case, (self, name in KEYS)
@@ -244,8 +248,8 @@ def within(h: Hypothesis, region: Region) -> Hypothesis:
         return _mixed(y, z, region, inputs) | {n: y[n] + z[n] for n in GRADIENTS if n in y and n in z}
 
     return replace(
-        h, name=f"{h.name} in {region.words}", narrow=1, solve=solve,
-        what=f"{h.what.rstrip('.')}: in {region.words} alone", same=None, family=None, members=(), made=None,
+        h, name=f"{h.name} {region.where}", narrow=1, solve=solve,
+        what=f"{h.what.rstrip('.')}: {region.where} alone", same=None, family=None, members=(), made=None,
     )  # fmt: skip
 
 

@@ -31,6 +31,8 @@ TILED = 3
 """how far from plain tiles are"""
 KEPT = 6
 """rules that are kept, which are about different pairs"""
+CHECKED, CHECK = 64, 5e-5
+"""So many of the simplest are asked of cases that passed, at so many seconds each."""
 LIKELY = 0.7
 """of the cases that an edge has to fit, if it may be one of two"""
 
@@ -61,7 +63,7 @@ class Rule:
     @property
     def where(self) -> str:
         """The region, in words."""
-        return "" if self.region is None else f", in {self.region.words}"
+        return "" if self.region is None else f", {self.region.where}"
 
 
 def _sizes(shape: Shape, by_key: bool) -> tuple[int, ...]:
@@ -141,10 +143,10 @@ def _of_form(cost: int, form: Form, *edges: Edge) -> _Way:
 
 def holding(
     known: Sequence[Known], telling: int, effort: Effort, until: float,
-    among: Callable[[Shape], Array] | None = None,
+    among: Callable[[Shape], Array] | None = None, passed: Sequence[Inputs] = (),
 ) -> list[tuple[float, int, Rule]]:  # fmt: skip
     """The rules that hold in half of `telling` cases and more, the simplest first: what speaks against them, and in how
-    many they hold.
+    many they hold.  It speaks against one that there are such pairs in cases that `passed`.
     """
     if not known:
         return []
@@ -159,11 +161,16 @@ def holding(
             against = COST * (2 * (region is not None) + way.cost) - n
             if n >= max(telling / 2, 1):
                 found.append((against, n, rule))
-    found.sort(key=lambda x: x[0])
+    found = sorted(found, key=lambda x: x[0])[:CHECKED]
     different: dict[bytes, tuple[float, int, Rule]] = {}
-    for row in found[: 8 * KEPT]:  # of those that are about the same pairs the simplest
-        different.setdefault(b"".join(np.packbits(row[2].pairs(k.inputs)).tobytes() for k in known), row)
-    return list(different.values())[:KEPT]
+    for against, n, rule in found:  # of those that are about the same pairs the simplest
+        effort.work += CHECK * (len(known) + len(passed))
+        there = [rule.pairs(inputs) for inputs in (*(k.inputs for k in known), *passed)]
+        if among is None:
+            there[len(known) :] = [x & seen_shape(i).visible for x, i in zip(there[len(known) :], passed, strict=True)]
+        against += telling * sum(x.any() for x in there[len(known) :]) / max(len(passed), 1)
+        different.setdefault(b"".join(np.packbits(x).tobytes() for x in there), (against, n, rule))
+    return sorted(different.values(), key=lambda x: x[0])[:KEPT]
 
 
 def _held(way: _Way, known: Sequence[Known]) -> Iterator[tuple[Region | None, int]]:

@@ -6,21 +6,21 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import product
 
 from ..case import Case
 from .alone import alone
 from .bits import along
-from .conclusion import closest, conclude
+from .conclusion import SEVERAL, closest, conclude
 from .deduced import deduced
 from .diagnosis import Diagnosis
 from .effort import Effort
 from .evidence import named
+from .fractions import by_fraction
 from .hypothesis import Hypothesis, whole_family
 from .match import FORWARD, HALF, UNTOLD
 from .order import by_plausibility, richness, spread
-from .passed import would_be_noticed
+from .passed import Witnesses
 from .trial import Trial
 
 __all__ = ["SEARCHES", "Search"]
@@ -29,8 +29,6 @@ ASKED, SEARCHES = 16, 3
 """Candidates are asked of so many failures, and all hypotheses of so many."""
 FIRST = 64
 """The most plausible rows are asked of each failure, others of one after the other."""
-NOTICED = 5e-3
-"""seconds to ask whether a case that passed speaks against one"""
 FEW, MOST = 5, 0.8
 """Where something explains so much of the failures, or of a few of them, nothing else is searched."""
 NEARBY = 0.15
@@ -45,12 +43,12 @@ MOST_REGIONAL = 24
 """So many explanations that hold in a region alone are kept of a failure."""
 MOST_APART = 12
 """Of so many candidates it is asked in which outputs they hold."""
-MOST_ASKED = 80
-"""So many candidates are asked of all."""
+MOST_ASKED, AT_FIRST = 80, 240
+"""So many candidates are asked of all, and so many of the first that one of them explains."""
+IN_PARTS, MANY_IN_PARTS, MOST_LEFT = 12, 240, 4
+"""So many in each part of the kernel, of so many failures that they leave; more in the forward alone, of one."""
 FAMILIES, MOST_MEMBERS = 5, 3
 """So many families are asked as a whole, each with so many ways to go over the keys."""
-PASSED = 16
-"""So many of the cases that passed may speak against a candidate."""
 
 
 @dataclass
@@ -69,10 +67,12 @@ class Search:
     """ids of the cases of which all hypotheses were asked"""
     asked: set[Hypothesis] = field(default_factory=set)
     """of a case in which they may show: the next search begins with others"""
-    speaking: dict[Hypothesis, dict[Case, bool]] = field(default_factory=dict)
-    """which cases that passed speak against one, of those that were asked"""
+    witnesses: Witnesses = field(init=False)
     left: set[Hypothesis] = field(default_factory=set)
     """not asked of a case for want of time"""
+
+    def __post_init__(self) -> None:
+        self.witnesses = Witnesses(self.passed, self.effort)
 
     def diagnosis(self, excused: Sequence[Trial], failing: int) -> Diagnosis:
         """The candidates against a sample of the failures that were kept, and of the cases that passed."""
@@ -80,7 +80,7 @@ class Search:
         until, searching = begun + self.seconds, begun + self.seconds / 2
         plain = [t for t in self.trials if not named(t.verdict)]  # what no contract explains tells more
         sample = spread(plain if len(plain) >= ASKED / 2 else self.trials, ASKED)
-        by_size = sorted(sample, key=lambda t: (any(named(t.verdict)), t.case.scores))
+        by_size = sorted(sample, key=lambda t: (any(named(t.verdict)), not FORWARD & set(t.got), t.case.scores))
         counts = self._counted(by_size, until)
         for trial in by_size:
             best = _most(counts)
@@ -90,36 +90,50 @@ class Search:
             if trial.case.id not in self.searched and unexplained:
                 self.search(trial, searching)
                 counts = self._counted(by_size, until)
-        against, broad = self._against(counts, sample, until)
+        against, broad = self.witnesses.asked(counts, _most(counts), sample, until, self.seconds / 8)
         if self.effort.seconds < searching and against and all(against.values()):  # there may be something else
             self.search(by_size[0], self.effort.seconds + self.seconds / 4, margin=math.inf)
             counts = self._counted(by_size, until)
-            against, broad = self._against(counts, sample, until)
+            against, broad = self.witnesses.asked(counts, _most(counts), sample, until, self.seconds / 8)
         asked = [t for t in sample if t.case.id in self.searched] or sample[:1]
         found = conclude(counts, against, broad, sample, self.trials, excused, failing)
-        for more in (self._deduced, partial(self._longer, by_size)):
-            if found is not None and not found.doubtful:
-                break
-            if more():
+        for more in (self._of_rest, self._deduced, self._longer):
+            if more(by_size, found):
                 counts = self._counted(sample, until := self.effort.seconds + self.seconds / 4)
-                against, broad = self._against(counts, sample, until)
+                against, broad = self.witnesses.asked(counts, _most(counts), sample, until, self.seconds / 8)
                 found = conclude(counts, against, broad, sample, self.trials, excused, failing) or found
         if found:
             return found
         near = closest((*self.candidates, *self.near), asked, failing, len(self.left - self.asked))
-        loss = along(self.trials, self.effort, self.effort.seconds + self.seconds)
+        losses = [of(self.trials, self.effort, self.effort.seconds + self.seconds) for of in (along, by_fraction)]
+        loss = max((x for x in losses if x is not None), key=lambda x: x.share, default=None)
         if loss is None or near.share >= loss.share:
             return near
         return replace(near, closest=loss.hypothesis, share=loss.share, looked=loss.cases, along=True)
 
-    def _deduced(self) -> bool:
+    def _of_rest(self, by_size: Sequence[Trial], found: Diagnosis | None) -> bool:
+        """What explains the smallest failure that what is named for most leaves."""
+        if found is None or found.first is None or found.found:
+            return False
+        first, before = found.first, set(self.candidates)
+        left = [t for t in self.trials if not (t.match(first).nearly or t.case.id in self.searched or named(t.verdict))]
+        if left:
+            self.search(min(left, key=lambda t: t.case.scores), self.effort.seconds + self.seconds / 4)
+        return self.candidates.keys() != before
+
+    def _deduced(self, by_size: Sequence[Trial], found: Diagnosis | None) -> bool:
         """Rules that the failures themselves tell."""
-        rules = deduced(self.trials, self.effort, self.effort.seconds + self.seconds / 2)
+        if found is not None and not found.doubtful:
+            return False
+        rules = deduced(self.trials, self.passed, self.effort, self.effort.seconds + self.seconds / 2)
         self.candidates |= {h: FITTED for h in rules}
         return bool(rules)
 
-    def _longer(self, by_size: Sequence[Trial]) -> bool:
-        """All that was not asked of the smallest failure."""
+    def _longer(self, by_size: Sequence[Trial], found: Diagnosis | None) -> bool:
+        """All that was not asked of the smallest failure; a rule that was deduced of one or two is an accident."""
+        accident = found is not None and found.first is not None and found.first.fitted and found.cases < SEVERAL
+        if found is not None and not (found.doubtful or accident):
+            return False
         before = set(self.candidates)
         self.search(by_size[0], self.effort.seconds + 2 * self.seconds, margin=math.inf)
         return self.candidates.keys() != before
@@ -128,7 +142,8 @@ class Search:
         """All that explain a failure, which are candidates from then on."""
         self.searched.add(trial.case.id)
         failed = [t.case for t in self.trials] or [trial.case]
-        every = by_plausibility(failed, self.passed, bool(trial.failing & FORWARD), trial.worst.slight)
+        forward = bool(trial.failing & FORWARD) or not FORWARD & set(trial.got)  # or nothing is known of it
+        every = by_plausibility(failed, self.passed, forward, trial.worst.slight)
         before, found, last = frozenset(self.asked), list[Hypothesis](), math.inf
         for again, (place, (against, row)) in product((False, True), enumerate(every)):
             if against > last and not again:
@@ -181,11 +196,13 @@ class Search:
     def _in_parts(self, counts: Mapping[Hypothesis, int], sample: Sequence[Trial], until: float) -> bool:
         """Whether the best candidates, in a part of the kernel alone, explain gradients that they do not as a whole."""
         new = []
-        for h in sorted((h for h in counts if counts[h]), key=lambda h: -counts[h])[:12]:
-            for trial in [t for t in sample if t.case.backward and not t.match(h).nearly][:4]:
+        for at, h in enumerate(sorted((h for h in counts if counts[h]), key=lambda h: -counts[h])[:MANY_IN_PARTS]):
+            left = [t for t in sample if t.case.backward and not t.match(h).nearly]
+            for trial in left[: MOST_LEFT if at < IN_PARTS else 1]:
                 if self.effort.seconds > until:
                     break
-                new += [x for x in h.elsewhere if x not in self.candidates and trial.match(x).explains]
+                parts = h.elsewhere if at < IN_PARTS else h.elsewhere[:1]
+                new += [x for x in parts if x not in self.candidates and trial.match(x).explains]
         self.candidates |= {h: len(sample) for h in new}
         return bool(new)
 
@@ -237,8 +254,10 @@ class Search:
     def _asked(self, sample: Sequence[Trial], until: float) -> dict[Hypothesis, int]:
         """How many of the sample each candidate explains; one that falls behind is not asked further."""
         ranked = sorted(self.candidates, key=lambda h: (h.vague, -self.candidates[h], h.narrow))
-        counts = dict.fromkeys(ranked[:MOST_ASKED], 0)
-        alive = list(counts)
+        against = [h for h in ranked if self.witnesses.against(h)]
+        others = [h for h in ranked if not self.witnesses.against(h)]
+        counts = dict.fromkeys((*others[:AT_FIRST], *against[: MOST_ASKED // 4]), 0)
+        alive, told = list(counts), False
         for trial in sample:
             for h in alive:
                 if self.effort.seconds > until:
@@ -247,39 +266,10 @@ class Search:
                 self.candidates[h] = max(self.candidates[h], counts[h])  # so that later ones do not crowd it out
             best = _most(counts)
             alive = [h for h in alive if counts[h] >= best - BEHIND]
+            if told and len(alive) > MOST_ASKED:
+                alive = sorted(alive, key=lambda h: -counts[h])[:MOST_ASKED]
+            told |= best > 0
         return counts
-
-    def _against(
-        self, counts: Mapping[Hypothesis, int], sample: Sequence[Trial], until: float
-    ) -> tuple[dict[Hypothesis, list[Case]], dict[Hypothesis, float]]:  # fmt: skip
-        """Which of some cases that passed contradict each of the best candidates, and how many of all may do so."""
-        common = frozenset.intersection(*(t.case.features() for t in sample))
-        nearest = sorted(self.passed, key=lambda c: (-len(common & c.features()), c.scores))
-        best = sorted((h for h in counts if counts[h]), key=lambda h: (h.vague, -counts[h]))[:40]
-        found = [h for h in best if counts[h] >= HALF * _most(counts)]
-        for h in found:
-            if self.effort.seconds > until:
-                break  # what was not checked is not named
-            self.speaking.setdefault(h, {})
-            told = list(filter(h.separates, nearest))
-            for case in told[: PASSED // 2] + spread(told[PASSED // 2 :], PASSED // 2):
-                self._would_be_noticed(h, case)
-        checked = [h for h in found if h in self.speaking]
-        most, until = _most(counts), min(until, self.effort.seconds + self.seconds / 8)
-        tied = [h for h in checked if not (h.vague or any(self.speaking[h].values())) and counts[h] == most]
-        for case in nearest[::5] + nearest[1::3] if tied else ():  # what else tells
-            for h in tied:
-                if self.effort.seconds < until and h.separates(case):
-                    self._would_be_noticed(h, case)
-        against = {h: [c for c, speaks in self.speaking[h].items() if speaks] for h in checked}
-        about = {h: sum(map(h.separates, nearest)) for h in checked}
-        return against, {h: len(against[h]) * about[h] / max(1, len(self.speaking[h])) for h in checked}
-
-    def _would_be_noticed(self, h: Hypothesis, case: Case) -> None:
-        """Keeps whether a case that passed speaks against it."""
-        if case not in self.speaking[h]:
-            self.effort.work += NOTICED
-            self.speaking[h][case] = would_be_noticed(h, case)
 
 
 def _most(counts: Mapping[Hypothesis, int]) -> int:

@@ -56,6 +56,16 @@ class key_head(Model):
         return self.to(self.given) if "v" in self.of else self.heads()
 
 
+@kind(lambda case, how: case.backward and _differs(case, how), to=HEADS)
+class key_head_throughout(Model):
+    """For query head h keys and values are read from key head {to}, and there its part of dk and dv is added."""
+
+    to: Callable[[Case], Array]
+
+    def heads(self) -> Array:
+        return self.to(self.given)
+
+
 ARRAYS = ("q", "k", "v", "k and v", "q, k and v", "dout", "q and dout")
 Move = Callable[[Array], Array]
 MOVES: dict[str, Move] = {

@@ -225,6 +225,7 @@ NIBBLES: dict[str, Callable[[Array], Array]] = {
         n.shape),
     "a byte holds two neighbours": lambda n: n.reshape(*n.shape[:-1], 2, 16).swapaxes(-1, -2).reshape(n.shape),
     "the offset of 8 is left out": lambda n: n + 8,
+    "the offset of 8 is subtracted in 8 bits without a sign": lambda n: np.where(n < 0, n + 256, n),
     "the offset is 7": lambda n: n + 1,
     "they are signed numbers of four bits": lambda n: np.where(n < 0, n + 8, n - 8),
     "the high four bits are left out": lambda n: np.where(np.arange(32) < 16, n, 0),

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...case import Case
 
-__all__ = ["BY_INDEX", "CUTS", "SAME", "USUAL", "Cut", "chunks", "ends"]
+__all__ = ["AND_EMPTY", "BY_INDEX", "CUTS", "SAME", "USUAL", "Cut", "chunks", "ends"]
 
 Cut = Callable[[int, int], tuple[int, ...]]
 """of the number of keys of an entry, and of the longest, where each part but the first begins"""
@@ -58,6 +58,13 @@ def _tiles(n: int, most: int, parts: int, tile: int, up: bool) -> tuple[int, ...
     return tuple(sorted({a * tile for a in at if 0 < a * tile < n}))
 
 
+def _and_empty(n: int, most: int, parts: int, tile: int, up: bool) -> tuple[int, ...]:
+    """As `_tiles`, but that there are always as many, some of which may have no keys."""
+    tiles = -(-n // tile)
+    at = [i * -(-tiles // parts) if up else i * tiles // parts for i in range(1, parts)]
+    return tuple(min(a * tile, n) for a in at)
+
+
 def _from_last(n: int, most: int, parts: int, tile: int) -> tuple[int, ...]:
     """As many whole tiles in each, counted from the last, but in the first."""
     tiles = -(-n // tile)
@@ -86,6 +93,11 @@ USUAL = {words: cut for words, cut in CUTS.items() if words.endswith(" keys") or
     "rounded up" in words and " entry" not in words and "from" not in words)}  # fmt: skip
 USUAL |= {f"{words}, of those that an entry sees": Seen(cut) for words, cut in USUAL.items() if "tiles" not in words}
 CUTS |= USUAL
+AND_EMPTY: dict[str, Cut] = {
+    f"a {_part(n)} of the tiles of {tile} keys, rounded {'up' if up else 'down'}, those without keys too":
+    partial(_and_empty, parts=n, tile=tile, up=up) for tile in TILES for n in NUMBERS for up in (True, False)
+}  # fmt: skip
+"""where an entry of few tiles has as many splits"""
 
 
 @lru_cache(maxsize=4096)

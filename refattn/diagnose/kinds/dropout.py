@@ -133,8 +133,22 @@ def _of_place(axis: int, n: int) -> Move:
     return lambda x: np.take(x, np.arange(x.shape[axis]) % n, axis)
 
 
+def _around(axis: int, n: int, by: int) -> Move:
+    """Moved within each tile of n, whose end goes on at its beginning."""
+
+    def move(x: Array) -> Array:
+        at = np.arange(x.shape[axis])
+        begin = at // n * n
+        return np.take(x, begin + (at - begin - by) % np.minimum(n, x.shape[axis] - begin), axis)
+
+    return move
+
+
 PLACED = {f"those of a {words}'s place in its tile of {n}": _of_place(axis, n)
           for words, axis in (("query", 2), ("key", 3)) for n in (8, 16, 32, 64)}  # fmt: skip
+BESIDE = ("query before", 2, 1), ("next query", 2, -1), ("key before", 3, 1), ("next key", 3, -1)
+PLACED |= {f"those of the {words}, around in its tile of {n}": _around(axis, n, by)
+           for words, axis, by in BESIDE for n in (8, 16, 32, 64, 128)}  # fmt: skip
 
 
 @kind(

@@ -22,9 +22,9 @@ LEFT: dict[str, dict[str, float]] = {
     "out, lse and dq stay NaN": {"out": np.nan, "lse": np.nan, "dq": np.nan}, "dq stays NaN": {"dq": np.nan},
 }  # fmt: skip
 WHERE: dict[str, Any] = {
-    **{f"In tiles of {n} rows that see nothing": (n, False) for n in (16, 64, 128)},
-    **{f"In tiles of {n} rows, packed head by head, that see nothing": (n, "heads") for n in (16, 64, 128)},
-    **{f"In tiles of {n} rows, packed query by query, that see nothing": (n, True) for n in (16, 64, 128)},
+    **{f"In tiles of {n} rows that see nothing": (n, False) for n in (8, 16, 32, 64, 128)},
+    **{f"In tiles of {n} rows, packed head by head, that see nothing": (n, "heads") for n in (8, 16, 32, 64, 128)},
+    **{f"In tiles of {n} rows, packed query by query, that see nothing": (n, True) for n in (8, 16, 32, 64, 128)},
 }
 
 
@@ -66,6 +66,17 @@ class left_early(Bounds):
 @kind(_may, "out lse dq", same=("where", _same), where=WHERE, left=LEFT)
 class tiles_left_early(left_early):
     """{where} the kernel returns early: {left}."""
+
+
+@kind(_may, "out lse dq", same=("where", _same), where={words.split(" that")[0][3:]: at for words, at in WHERE.items()},
+      left={words: left for words, left in LEFT.items() if "without" not in words})  # fmt: skip
+class rows_beside_others(left_early):
+    """Rows that see nothing, in {where} of which another sees some key, are left: {left}."""
+
+    def nothing(self) -> Array:
+        self.rows = self.where
+        some = self.seen.any(-1)
+        return ~some & np.asarray(self.of_tile(some, lambda x: x.any(-1)))
 
 
 AS_IT_WAS: dict[str, dict[str, float]] = {

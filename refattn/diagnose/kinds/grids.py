@@ -33,6 +33,7 @@ def _tiles(axis: int, other: str) -> dict[str, Reached]:
     counts: dict[str, Callable[[Array, Array, int], Array]] = {
         f"there are of {other}": lambda own, others, t: _up(others, t),
         "there are whole ones": lambda own, others, t: own // t,
+        "there are whole ones, but one at least": lambda own, others, t: np.maximum(own // t, 1),
         "the first entry has": lambda own, others, t: _up(own[0], t),
         "the shortest entry has": lambda own, others, t: _up(own.min(), t),
         "there are of twice the size": lambda own, others, t: _up(own, 2 * t),

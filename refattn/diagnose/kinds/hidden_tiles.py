@@ -31,7 +31,9 @@ VALUES: dict[str, tuple[Logit, str]] = {
     "0": (lambda x: 0.0, ""), "0, with the bias": (_bias, "bias"),
 }
 CAPPED = {words: value for words, value in VALUES.items() if value[1] == "softcap"}
-ENDS = {"the last key that one sees": False, "the end of its last tile": True}
+SOME = "some"
+ENDS = {"the last key that one sees": False, "the end of its last tile": True,
+        "the end of each, past the last key": SOME}  # fmt: skip
 
 
 def _applies(case: Case, how: Any) -> bool:
@@ -40,16 +42,20 @@ def _applies(case: Case, how: Any) -> bool:
 
 
 def _same(case: Case, how: Any) -> Any:
-    return SAME[1](case, how) if hides(case) else None
+    return SAME[1](case, how) if hides(case) or how.whole == SOME else None
 
 
 class Visited(Bounds):
     """Which keys are gone over in tiles of rows and keys, from the first that one of its rows sees to the last."""
 
-    whole = False
+    whole: Any = False
 
     def visited(self) -> Array:
         case = self.case
+        if self.whole == SOME:
+            some = np.logical_or.reduceat(self.seen, range(0, case.Lk, self.keys), -1)
+            some = np.stack([self.of_tile(x, lambda x: x.any(-1)) for x in np.moveaxis(some, -1, 0)], -1)
+            return np.repeat(some, self.keys, -1)[..., : case.Lk]
         real = np.asarray(replace(case.visibility, mask=None).tile())
         if not hides(case):
             return real
@@ -71,6 +77,15 @@ class hidden_logit_in_visited(Visited):
         self.leak = visited & ~seen
         self.seen = visited | seen
         return np.where(seen, t, np.where(self.leak, self.value[0](self), -np.inf))
+
+    def weighed(self, p: Array, keys: slice = slice(None)) -> Array:
+        """What lies past the last key is loaded as 0."""
+        seen = self.seen
+        if self.whole == SOME:
+            self.seen = seen & ~self.leak
+        found = super().weighed(p, keys)
+        self.seen = seen
+        return found
 
     def low(self, x: Array, what: str = "weights") -> Array:
         """Nothing goes back through what is a constant."""

@@ -21,6 +21,8 @@ class Loop:
 
     rows      0: every tile; otherwise those that a tile of so many rows sees by the mask, from its first to its last,
               rows of a group's heads `packed` into one tile or not
+    even      split n begins at tile n * tiles // splits of all, not at n times as many of those that are visited as
+              each has, rounded up
     """
 
     tile: int
@@ -28,10 +30,11 @@ class Loop:
     splits: int = 1
     rows: int = 0
     packed: bool = False
+    even: bool = False
 
     def __str__(self) -> str:
         words = f"{self.tile} keys" + ", the last one first" * self.backwards
-        words += f", in {self.splits} splits" * (self.splits > 1)
+        words += f", in {self.splits}{' even' * self.even} splits" * (self.splits > 1)
         return words + (f", of those that {self.rows}{' packed' * self.packed} rows see" if self.rows else "")
 
 
@@ -41,12 +44,14 @@ def loops(*loops: Loop) -> dict[str, Loop]:
 
 TILES = (16, 32, 64, 128)
 PLAIN = [Loop(n) for n in SIZES] + [Loop(n, True) for n in TILES]
-SPLIT = [Loop(n, back, s) for n in TILES for back in (False, True) for s in (2, 3, 4)]
+SPLIT = [Loop(n, back, s, even=even) for n in TILES for back, even in ((False, False), (True, False), (False, True))
+         for s in (2, 3, 4)]  # fmt: skip
 LOOPS = loops(*PLAIN, *SPLIT)
 VISITS = loops(*PLAIN, *SPLIT, *(
     Loop(n, back, s, rows, packed) for n in TILES for back in (False, True) for s in (1, 4)
     for rows, packed in ((1, False), (16, False), (64, False), (64, True), (128, False), (128, True))
-), *(Loop(n, back, 1, rows) for n in TILES for back in (False, True) for rows in (8, 32)))  # fmt: skip
+), *(Loop(n, False, s, rows, even=True) for n in TILES[:2] for s in (2, 3) for rows in (8, 16, 32)),
+    *(Loop(n, back, 1, rows) for n in TILES for back in (False, True) for rows in (8, 32)))  # fmt: skip
 
 
 class Tiled(Bounds):
@@ -112,7 +117,10 @@ class Tiled(Bounds):
             first, last = self.ends(np.asarray(self.case.visibility.tile()))
             first, last = self.of_tile(first, lambda x: x.min(-1)), self.of_tile(last, lambda x: x.max(-1))
         low, high = first // loop.tile, -(-last // loop.tile)
-        each = np.maximum(-(-(high - low) // loop.splits), 1)[..., None]
-        at = np.arange(tiles)
+        at, many = np.arange(tiles), (high - low)[..., None]
         place = high[..., None] - 1 - at if loop.backwards else at - low[..., None]
-        return np.where((place >= 0) & (place < (high - low)[..., None]), place // each, -1)
+        if loop.even:
+            split = ((at + 1) * loop.splits - 1) // max(tiles, 1)
+        else:
+            split = place // np.maximum(-(-many // loop.splits), 1)
+        return np.where((place >= 0) & (place < many), split, -1)

@@ -158,3 +158,21 @@ class mask_told_in_bits(Model):
             b, h, wrap(i) if queries else i, wrap(j) if keys else j, lq, lk))  # fmt: skip
         open_ = np.asarray(dataclasses.replace(self.case.visibility, mask=None).tile())
         return np.asarray(dataclasses.replace(self.case.visibility, mask=mask).tile()) & open_
+
+
+@kind(
+    lambda case, how: (case.mask is not None or case.k_lens is not None)
+    and (case.Lq * how.of[0] > how.bits or case.Lk * how.of[1] > how.bits),
+    of=OF, bits={words: most for words, most in MOST.items() if "sign" not in words},
+)  # fmt: skip
+class bounds_told_in_bits(Model):
+    """The mask, and the test of what exists, are told indices {of} of {bits}."""
+
+    of = 0, 1
+    bits = 256
+
+    def visible(self) -> Array:
+        queries, keys = self.of
+        i, j = np.arange(self.case.Lq), np.arange(self.case.Lk)
+        rows = super().visible()[:, :, i % self.bits if queries else i]
+        return np.asarray(rows[..., j % self.bits if keys else j])

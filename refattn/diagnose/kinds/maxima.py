@@ -80,7 +80,7 @@ NAN = {"": False, ", and 0 / 0 is NaN": True}
            "-1": -1.0, "-1e3": -1e3, "-1e2": -1e2, "-1e6": -1e6, "the smallest positive float32": 1.17549435e-38},
 )  # fmt: skip
 class maximum_starts_at(Model):
-    """The running maximum starts at {value}, so that exp underflows where all logits are far below."""
+    """The running maximum starts at {value}, not at -inf: exp underflows far below."""
 
     value = 0.0
 
@@ -88,6 +88,48 @@ class maximum_starts_at(Model):
         m = np.maximum(t.max(-1, initial=-np.inf), self.value)
         p = exp_of(t - m[..., None], self.given)
         return m, p.sum(-1), self.weighed(p)
+
+
+FAR_BELOW = {"-1e4": -1e4, "-5000": -5e3, "-1e3": -1e3, "-100": -100.0, "-1e5": -1e5, "-65504": -65504.0, "-1e6": -1e6,
+             "-1e9": -1e9, "-1e30": -1e30, "0": 0.0}  # fmt: skip
+"""numbers that stand for a score that is hidden"""
+
+
+@kind(always, value=FAR_BELOW, equal={"below": False, "as low as": True})
+class maximum_is_unseen(Model):
+    """A row whose largest logit is {equal} {value} is taken to see nothing."""
+
+    value, equal = -1e4, False
+
+    def attend(self, t: Array) -> State:
+        m, z, o = super().attend(t)
+        none = m <= self.value if self.equal else m < self.value
+        return np.where(none, -np.inf, m), np.where(none, 0, z), np.where(none[..., None], 0, o)
+
+
+@kind(always, value=FAR_BELOW, equal={"below": False, "as low as": True})
+class logit_is_hidden(Model):
+    """Keys whose logit is {equal} {value} are taken to be hidden."""
+
+    value, equal = -1e4, False
+
+    def to_logits(self) -> None:
+        super().to_logits()
+        gone = self.t <= self.value if self.equal else self.t < self.value
+        self.seen, self.t = self.seen & ~gone, np.where(gone, -np.inf, self.t)
+
+
+@kind(lambda case: case.bias is not None, value=FAR_BELOW, equal={"below": False, "as low as": True})
+class bias_hides_below(Model):
+    """Keys whose bias is {equal} {value} are taken to be hidden."""
+
+    value, equal = -1e4, False
+
+    def to_logits(self) -> None:
+        super().to_logits()
+        bias = self.x["bias"]
+        gone = np.broadcast_to(bias <= self.value if self.equal else bias < self.value, self.t.shape)
+        self.seen, self.t = self.seen & ~gone, np.where(gone, -np.inf, self.t)
 
 
 @kind(always)

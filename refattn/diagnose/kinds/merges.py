@@ -77,7 +77,38 @@ def _merged(top: Array, total: Array, out: Array) -> State:
     return top, total, out * total[..., None]
 
 
+Factors = tuple[Array, Array]
+
+
+def _one_by_one(of_sums: Callable[[Array, Array], Factors], of_products: Callable[[Array, Array], Factors]) -> Merge:
+    """Splits join what is merged so far, whose factor x and that of the split y are handed on as others."""
+
+    def merge(m: Array, z: Array, o: Array) -> State:
+        top, total, out = m[0], z[0], o[0]
+        for own, sums, products in zip(m[1:], z[1:], o[1:], strict=True):
+            new = np.maximum(top, own)
+            x, y = (np.exp(a - safe(new)) for a in (top, own))
+            a, b = of_sums(x, y)
+            total = total * a + sums * b
+            a, b = of_products(x, y)
+            top, out = new, out * a[..., None] + products * b[..., None]
+        return top, total, out
+
+    return merge
+
+
+def _right(x: Array, y: Array) -> Factors:
+    return x, y
+
+
 Merge = Callable[[Array, Array, Array], State]
+PAIRS: dict[str, Callable[[Array, Array], Factors]] = {
+    "by the factor of the first": lambda x, y: (x, x),
+    "by the factor of the second": lambda x, y: (y, y),
+    "by the factor of the other": lambda x, y: (y, x),
+    "by its factor, but not those of the second": lambda x, y: (x, np.ones_like(y)),
+    "by its factor, but not those of the first": lambda x, y: (np.ones_like(x), y),
+}
 MERGES: dict[str, Merge] = {
     "averages their outputs": lambda m, z, o: _merged(
         *_sum(m, z), _mean(z, o).sum(0) / np.maximum((z > 0).sum(0), 1)[..., None]),
@@ -140,6 +171,9 @@ MERGES: dict[str, Merge] = {
     "takes the split of the largest maximum alone": lambda m, z, o: tuple(
         np.take_along_axis(x, _at(m, x), 0)[0] for x in (m, z, o)),
 }  # fmt: skip
+MERGES |= {f"two by two scales the {what} of each {how}": _one_by_one(*(
+    wrong if name in what else _right for name in ("sums", "products")))
+    for what in ("products", "sums", "sums and products") for how, wrong in PAIRS.items()}  # fmt: skip
 
 
 def _own(m: Array, z: Array) -> Array:

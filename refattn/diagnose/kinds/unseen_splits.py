@@ -11,7 +11,7 @@ import numpy as np
 from ...case import Case
 from ..hypothesis import kind
 from ..model import Array
-from .cuts import SAME, USUAL, ends
+from .cuts import AND_EMPTY, SAME, USUAL, ends
 from .loops import State
 from .merges import Splits, with_maxima
 
@@ -54,7 +54,7 @@ def _nan_where(where: Array, m: Array, z: Array, o: Array) -> State:
     return m, np.where(where, np.nan, z), np.where(where[..., None], np.nan, o)
 
 
-@kind(_unseen, same=SAME, how=UNSEEN, cut=USUAL)
+@kind(_unseen, same=SAME, how=UNSEEN, cut=USUAL | AND_EMPTY)
 class merge_of_unseen(Splits):
     """The merge of splits of {cut} {how}."""
 
