@@ -11,6 +11,7 @@ from refattn.cases import CASES
 from tests.patient import first_named, patient  # noqa: F401
 from tests.unseen.bugs import BUGS, MORE
 from tests.unseen.kernel import supports
+from tests.unseen.lines.bugs import FIRST, SECOND, THIRD, Bug
 
 MOST = 5
 """so many cases of a kind are run"""
@@ -32,3 +33,9 @@ FOUND: dict[str, tuple[Callable[[Case], bool], str]] = {
 def test_it_is_named_first(name: str) -> None:
     chosen, words = FOUND[name]
     assert words in first_named(KERNELS[name](), [c for c in USUAL if chosen(c)][:MOST])
+
+
+@pytest.mark.parametrize("bug", (*FIRST, *SECOND, *THIRD), ids=lambda bug: bug[0])
+def test_a_bug_of_lines_is_one_of_todays_kernel(bug: Bug) -> None:
+    """Its lines stand in it once."""
+    assert bug[2]().name == "refattn.streaming"

@@ -91,7 +91,8 @@ class Search:
                 self.search(trial, searching)
                 counts = self._counted(by_size, until)
         against, broad = self.witnesses.asked(counts, _most(counts), sample, until, self.seconds / 8)
-        if self.effort.seconds < searching and against and all(against.values()):  # there may be something else
+        top = [h for h in against if counts[h] == _most(counts)]
+        if self.effort.seconds < searching and top and all(against[h] for h in top):  # there may be something else
             self.search(by_size[0], self.effort.seconds + self.seconds / 4, margin=math.inf)
             counts = self._counted(by_size, until)
             against, broad = self.witnesses.asked(counts, _most(counts), sample, until, self.seconds / 8)

@@ -102,6 +102,9 @@ class Tiled(Bounds):
                     new = self.step(part, t, keys)
                     part = tuple(np.where(on if x.ndim == 3 else on[..., None], x, y)
                                  for x, y in zip(new, part, strict=True))  # type: ignore[assignment]  # fmt: skip
+            if not split:
+                state = part
+                continue
             m = np.maximum(state[0], part[0])
             a, b = np.exp(state[0] - safe(m)), np.exp(part[0] - safe(m))
             state = m, state[1] * a + part[1] * b, state[2] * a[..., None] + part[2] * b[..., None]

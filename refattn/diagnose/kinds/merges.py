@@ -8,7 +8,7 @@ import numpy as np
 
 from ..hypothesis import kind
 from ..model import LOG2E, Array, Model, safe
-from .cuts import CUTS, SAME, Cut, chunks, ends
+from .cuts import AND_EMPTY, CUTS, SAME, Cut, chunks, ends
 from .loops import State
 
 __all__ = ["Splits", "with_maxima"]
@@ -80,19 +80,26 @@ def _merged(top: Array, total: Array, out: Array) -> State:
 Factors = tuple[Array, Array]
 
 
-def _one_by_one(of_sums: Callable[[Array, Array], Factors], of_products: Callable[[Array, Array], Factors]) -> Merge:
-    """Splits join what is merged so far, whose factor x and that of the split y are handed on as others."""
+def _one_by_one(
+    of_sums: Callable[[Array, Array], Factors], of_products: Callable[[Array, Array], Factors],
+    maximum: Callable[[Array, Array], Array] = np.maximum, nan: bool = False,
+) -> Merge:  # fmt: skip
+    """Splits join what is merged so far, whose factor x and that of the split y are handed on as others.
+
+    With `nan` a row that has a sum and the maximum -inf is NaN.
+    """
 
     def merge(m: Array, z: Array, o: Array) -> State:
         top, total, out = m[0], z[0], o[0]
         for own, sums, products in zip(m[1:], z[1:], o[1:], strict=True):
-            new = np.maximum(top, own)
+            new = maximum(top, own)
             x, y = (np.exp(a - safe(new)) for a in (top, own))
             a, b = of_sums(x, y)
             total = total * a + sums * b
             a, b = of_products(x, y)
             top, out = new, out * a[..., None] + products * b[..., None]
-        return top, total, out
+        lost = np.isneginf(top) & (total > 0) & nan
+        return top, np.where(lost, np.nan, total), np.where(lost[..., None], np.nan, out)
 
     return merge
 
@@ -171,9 +178,14 @@ MERGES: dict[str, Merge] = {
     "takes the split of the largest maximum alone": lambda m, z, o: tuple(
         np.take_along_axis(x, _at(m, x), 0)[0] for x in (m, z, o)),
 }  # fmt: skip
-MERGES |= {f"two by two scales the {what} of each {how}": _one_by_one(*(
-    wrong if name in what else _right for name in ("sums", "products")))
-    for what in ("products", "sums", "sums and products") for how, wrong in PAIRS.items()}  # fmt: skip
+TWO_BY_TWO = {f"scales the {what} of each {how}": _one_by_one(*(wrong if name in what else _right
+              for name in ("sums", "products")))
+              for what in ("products", "sums", "sums and products") for how, wrong in PAIRS.items()}  # fmt: skip
+TWO_BY_TWO |= {f"{words}, {end} where it is that of nothing": _one_by_one(_right, _right, of, nan)
+               for words, of in {"keeps the maximum of the first": lambda a, b: a,
+                                 "keeps the maximum of the second": lambda a, b: b,
+                                 "takes the smaller maximum": np.minimum}.items()
+               for end, nan in {"-inf": False, "NaN": True}.items()}  # fmt: skip
 
 
 def _own(m: Array, z: Array) -> Array:
@@ -239,3 +251,8 @@ class merge(Splits):
 
     def merged(self, m: Array, z: Array, o: Array) -> State:
         return self.how(m, z, o)
+
+
+@kind(chunks, same=SAME, how=TWO_BY_TWO, cut=CUTS | AND_EMPTY)
+class merge_two_by_two(merge):
+    """The merge of splits of {cut}, two by two, {how}."""

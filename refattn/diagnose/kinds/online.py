@@ -159,6 +159,23 @@ class online_empty(Steps):
     """From tile to tile of {loop}, {how}."""
 
 
+@kind(_visited, same=_goes_over(hides), loop=VISITS, end={"-inf": False, "NaN": True})
+class maximum_of_last_tile(Steps):
+    """From tile to tile of {loop}, the maximum becomes that of the tile: {end} where a row sees nothing in the last."""
+
+    end = False
+
+    def next(self, state: State, m: Array, shrink: Array, total: Array, product: Array) -> State:
+        own, back = self.own, _back(self.own, m)
+        keep = _d(state[0], own)
+        return own, state[1] * keep + total * back, state[2] * keep[..., None] + product * back[..., None]
+
+    def attend(self, t: Array) -> State:
+        m, z, o = super().attend(t)
+        lost = np.isneginf(m) & (z > 0) & type(self).end
+        return m, np.where(lost, np.nan, z), np.where(lost[..., None], np.nan, o)
+
+
 @kind(_visited, same=_goes_over(geometric), loop=VISITS)
 class online_empty_nan_spreads(Steps):
     """From tile to tile of {loop}, one in which a row sees nothing makes NaN, which its lse takes to keys not seen."""

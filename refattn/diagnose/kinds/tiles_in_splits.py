@@ -74,18 +74,22 @@ class keys_past_splits(Model):
 
 
 def _left_over(case: Case, how: Any) -> bool:
-    return any((tiles := -(-n // how.tile)) > how.splits and tiles % how.splits for n in case.lengths[1])
+    lengths = [case.Lk] if how.of else case.lengths[1]
+    return any((tiles := -(-n // how.tile)) > how.splits and tiles % how.splits for n in lengths)
 
 
-@kind(_left_over, tile=(16, 32, 64, 128), splits=(2, 3, 4, 8), end={"last": False, "first": True})
+@kind(
+    _left_over, tile=(16, 32, 64, 128), splits=(2, 3, 4, 8), of={"": False, " of the longest": True},
+    end={"last": False, "first": True},
+)  # fmt: skip
 class tiles_past_splits(Model):
-    """Each of {splits} splits has as many tiles of {tile} keys, rounded down: the {end} ones are left out."""
+    """Each of {splits} splits has as many tiles of {tile} keys{of}, rounded down: the {end} ones are left out."""
 
-    tile, splits, end = 64, 2, False
+    tile, splits, end, of = 64, 2, False, False
 
     def visible(self) -> Array:
         seen = np.array(super().visible())
-        for b, n in enumerate(self.case.lengths[1]):
+        for b, n in enumerate([self.case.Lk] * self.case.B if self.of else self.case.lengths[1]):
             tiles = -(-n // self.tile)
             some = tiles // self.splits * self.splits * self.tile
             if some and self.end:
