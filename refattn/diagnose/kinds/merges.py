@@ -178,14 +178,19 @@ MERGES: dict[str, Merge] = {
     "takes the split of the largest maximum alone": lambda m, z, o: tuple(
         np.take_along_axis(x, _at(m, x), 0)[0] for x in (m, z, o)),
 }  # fmt: skip
-TWO_BY_TWO = {f"scales the {what} of each {how}": _one_by_one(*(wrong if name in what else _right
-              for name in ("sums", "products")))
-              for what in ("products", "sums", "sums and products") for how, wrong in PAIRS.items()}  # fmt: skip
+TWO_BY_TWO: dict[str, Merge] = {}
+for words, wrong in PAIRS.items():
+    TWO_BY_TWO |= {
+        f"scales the products of each {words}": _one_by_one(_right, wrong),
+        f"scales the sums of each {words}": _one_by_one(wrong, _right),
+        f"scales sums and products of each {words}": _one_by_one(wrong, wrong),
+    }
+MAXIMA: dict[str, Callable[[Array, Array], Array]] = {
+    "keeps the maximum of the first": lambda a, b: a, "keeps the maximum of the second": lambda a, b: b,
+    "takes the smaller maximum": np.minimum,
+}
 TWO_BY_TWO |= {f"{words}, {end} where it is that of nothing": _one_by_one(_right, _right, of, nan)
-               for words, of in {"keeps the maximum of the first": lambda a, b: a,
-                                 "keeps the maximum of the second": lambda a, b: b,
-                                 "takes the smaller maximum": np.minimum}.items()
-               for end, nan in {"-inf": False, "NaN": True}.items()}  # fmt: skip
+               for words, of in MAXIMA.items() for end, nan in {"-inf": False, "NaN": True}.items()}  # fmt: skip
 
 
 def _own(m: Array, z: Array) -> Array:
