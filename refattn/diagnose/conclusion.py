@@ -58,7 +58,7 @@ def conclude(
     shares = {h: _share(h, sample) if h.rounding else 1.0 for h in against}
     simple = {
         h: (round(math.log2(1 + broad[h])), h.narrow, bool(h.part), h.vague and not h.narrow, -shares[h],
-            richness(h) + (len(h.what) / LETTERS if h.made or h.narrow else 0), place.get(h, len(place)))
+            richness(h) + (len(h.what) // LETTERS if h.made or h.narrow else 0), place.get(h, len(place)))
         for h in against
     }  # fmt: skip
     sound = [h for h in against if h.whole is None or counts[h] > 1 or _telling(h, sample)]

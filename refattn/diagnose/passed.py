@@ -51,7 +51,7 @@ class Witnesses:
         common = frozenset.intersection(*(t.case.features() for t in sample))
         nearest = sorted(self.passed, key=lambda c: (-len(common & c.features()), c.scores))
         best = [h for h in counts if counts[h] >= max(1, HALF * most)]
-        best.sort(key=lambda h: (h not in self.said, h.vague, -counts[h]))
+        best.sort(key=lambda h: (h not in self.said, h.vague, -counts[h], h.narrow))
         found = best[: sum(h in self.said for h in best) + CHECKED]
         for h in found:
             if self.effort.seconds > until:

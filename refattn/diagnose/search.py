@@ -131,8 +131,9 @@ class Search:
         return bool(rules)
 
     def _longer(self, by_size: Sequence[Trial], found: Diagnosis | None) -> bool:
-        """All that was not asked of the smallest failure; a rule that was deduced of one or two is an accident."""
-        accident = found is not None and found.first is not None and found.first.fitted and found.cases < SEVERAL
+        """All that was not asked of the smallest failure; what was fitted to one or two is an accident."""
+        first = None if found is None else found.first
+        accident = found is not None and first is not None and first.narrow and found.cases < SEVERAL
         if found is not None and not (found.doubtful or accident):
             return False
         before = set(self.candidates)
