@@ -12,8 +12,8 @@ from refattn import diagnose
 from refattn.case import Case
 from refattn.conform import run
 
-SECONDS = 10.0
-LATE = {"LoopOfFirstMask": 60.0, "backward_starts_at_same_row": 40.0}
+SECONDS = 6.0
+LATE = {"LoopOfFirstMask": 60.0, "FullByRightEdge": 15.0}
 """tests, by what stands in their brackets, in which the name takes more"""
 
 

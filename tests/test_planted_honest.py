@@ -74,10 +74,10 @@ class KeysInAByte(Rules):
 
 
 FOUND: dict[type[Rules], tuple[Callable[[Case], bool], int, str]] = {
-    MergedByFirst: (lambda c: c.Lk > 64 and c.want == {"out", "lse"}, 6, "products of each by the factor of the first"),
-    EmptySplitCounts: (lambda c: c.Lk > 16 and isinstance(c.mask, Causal), 6, "saw nothing as one of lse 0"),
+    MergedByFirst: (lambda c: c.Lk > 64 and c.want == {"out", "lse"}, 4, "products of each by the factor of the first"),
+    EmptySplitCounts: (lambda c: c.Lk > 16 and isinstance(c.mask, Causal), 4, "saw nothing as one of lse 0"),
     OutputNotRescaled: (
-        lambda c: c.Lk > 64 and c.mask is None, 6, "in 3 even splits, the output so far is not rescaled"),
+        lambda c: c.Lk > 64 and c.mask is None, 4, "in 3 even splits, the output so far is not rescaled"),
     MaskBeforeSoftcap: (
         lambda c: c.id in ("dsoftcap-k-lens-f32", "chunks-x-softcap-f64", "tree-x-softcap-f64") or "alibi" in c.id,
         12, "Hidden logits are -softcap"),

@@ -11,7 +11,7 @@ from refattn.cases import CASES
 from tests.patient import first_named, patient  # noqa: F401
 from tests.unseen.bugs import BUGS, MORE
 from tests.unseen.kernel import supports
-from tests.unseen.lines.bugs import FIRST, SECOND, THIRD, Bug
+from tests.unseen.lines.bugs import FIRST, FOURTH, SECOND, THIRD, Bug
 
 MOST = 5
 """so many cases of a kind are run"""
@@ -21,8 +21,6 @@ USUAL = [c for c in CASES if c.scores < 2**12 and supports(c) is None]
 
 FOUND: dict[str, tuple[Callable[[Case], bool], str]] = {
     "dbias_assigned": (lambda c: "dbias" in c.want, "dbias: stored, not added, by each pair"),
-    "backward_starts_at_same_row": (
-        lambda c: c.backward and c.Lq != c.Lk and "Causal('bottom" in repr(c.mask), "leaves out the offset lk - lq"),
     "page_size_16": (lambda c: isinstance(c.storage, Paged), "as if 16 tokens of each were in use"),
     "tail_of_page_not_cleared": (lambda c: isinstance(c.storage, (Paged, Cache)), "V is not cleared"),
     "v_with_stride_of_k": (lambda c: c.D != c.Dv and not c.backward, "as if what they hold were the size of a key"),
@@ -35,7 +33,7 @@ def test_it_is_named_first(name: str) -> None:
     assert words in first_named(KERNELS[name](), [c for c in USUAL if chosen(c)][:MOST])
 
 
-@pytest.mark.parametrize("bug", (*FIRST, *SECOND, *THIRD), ids=lambda bug: bug[0])
+@pytest.mark.parametrize("bug", (*FIRST, *SECOND, *THIRD, *FOURTH), ids=lambda bug: bug[0])
 def test_a_bug_of_lines_is_one_of_todays_kernel(bug: Bug) -> None:
     """Its lines stand in it once."""
     assert bug[2]().name == "refattn.streaming"

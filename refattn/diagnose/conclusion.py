@@ -11,7 +11,7 @@ from .conditions import Condition, condition
 from .diagnosis import Diagnosis
 from .hypothesis import Hypothesis, hypotheses
 from .match import HALF
-from .order import richness
+from .order import richness, wordiness
 from .trial import Trial
 
 __all__ = ["SEVERAL", "closest", "conclude"]
@@ -58,7 +58,8 @@ def conclude(
     shares = {h: _share(h, sample) if h.rounding else 1.0 for h in against}
     simple = {
         h: (round(math.log2(1 + broad[h])), h.narrow, bool(h.part), h.vague and not h.narrow, -shares[h],
-            richness(h) + (len(h.what) // LETTERS if h.made or h.narrow else 0), place.get(h, len(place)))
+            richness(h) + (wordiness(h) // LETTERS if h.made or h.narrow else 0),
+            place.get(h, len(h.what) * len(place)))
         for h in against
     }  # fmt: skip
     sound = [h for h in against if h.whole is None or counts[h] > 1 or _telling(h, sample)]

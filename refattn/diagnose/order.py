@@ -16,7 +16,7 @@ import numpy as np
 from ..case import GRADIENTS, Case
 from .hypothesis import Hypothesis, hypotheses
 
-__all__ = ["by_plausibility", "richness", "spread"]
+__all__ = ["by_plausibility", "richness", "spread", "wordiness"]
 
 T = TypeVar("T")
 Row = tuple[Hypothesis, ...]
@@ -108,6 +108,20 @@ def _kind(h: Hypothesis) -> str:
 def richness(h: Hypothesis) -> int:
     """How much its kind has to fit by: bits."""
     return _kinds()[_kind(h)].bit_length()
+
+
+@cache
+def _lengths() -> dict[str, float]:
+    kinds = _kinds()
+    total: Counter[str] = Counter()
+    for h in hypotheses():
+        total[_kind(h)] += len(h.what)
+    return {name: total[name] / n for name, n in kinds.items()}
+
+
+def wordiness(h: Hypothesis) -> float:
+    """How many letters its kind takes to be said, on average."""
+    return _lengths().get(_kind(h), len(h.what))
 
 
 def spread(items: Sequence[T], n: int) -> list[T]:

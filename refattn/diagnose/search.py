@@ -136,8 +136,8 @@ class Search:
         accident = found is not None and first is not None and first.narrow and found.cases < SEVERAL
         if found is not None and not (found.doubtful or accident):
             return False
-        before = set(self.candidates)
-        self.search(by_size[0], self.effort.seconds + 2 * self.seconds, margin=math.inf)
+        before, more = set(self.candidates), self.seconds * (2 if found is None or found.doubtful else 0.5)
+        self.search(by_size[0], self.effort.seconds + more, margin=math.inf)
         return self.candidates.keys() != before
 
     def search(self, trial: Trial, until: float, margin: float = NEARBY) -> list[Hypothesis]:

@@ -1,1 +1,1 @@
-"""Bugs as patches of the suite's own honest kernel, by three people who had not seen the catalogue of bugs."""
+"""Bugs as patches of the suite's own honest kernel, by four people who had not seen the catalogue of bugs."""

@@ -1,4 +1,4 @@
-"""The bugs of three people, each with the tiles of the kernel that it was written for."""
+"""The bugs of four people, each with the tiles of the kernel that it was written for."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from refattn.streaming import Streaming
 
-from . import first, second, third
+from . import first, fourth, second, third
 from .kernel import patched
 
-__all__ = ["FIRST", "SECOND", "THIRD", "Bug"]
+__all__ = ["FIRST", "FOURTH", "SECOND", "THIRD", "Bug"]
 
 Bug = tuple[str, str, Callable[[], Streaming]]
 
@@ -23,3 +23,4 @@ def made(tiles: tuple[int, int, int], rows: Sequence[tuple[Any, ...]]) -> list[B
 FIRST = made((16, 16, 1), first.BUGS)
 SECOND = made((32, 32, 2), second.BUGS)
 THIRD = made((64, 32, 1), third.BUGS)
+FOURTH = made((16, 32, 2), fourth.BUGS)
