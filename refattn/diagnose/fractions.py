@@ -58,6 +58,8 @@ def by_fraction(trials: Sequence[Trial], effort: Effort, until: float) -> Along 
         if effort.seconds > until:
             break
         made = [x for t in some if (x := _equations(t, tile, splits, effort))[1].any()]
+        if len(made) < 2 * SURE:
+            return None
         fitted, kept = made[::2], made[1::2]
         a, b = (np.concatenate([x[n] / np.linalg.norm(x[1]) for x in fitted]) for n in (0, 1))
         g, flat = (np.linalg.lstsq(x, b, rcond=None)[0] for x in (a, a.sum(1, keepdims=True)))
