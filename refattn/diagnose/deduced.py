@@ -131,7 +131,7 @@ def _of_way(
     effect: Effect, looks: Sequence[tuple[Trial, Array]], passed: Sequence[Case], effort: Effort, until: float
 ) -> list[Found]:  # fmt: skip
     found: list[tuple[float, int, Effect, Rule]] = []
-    telling = 0
+    telling, right = 0, _right(passed, effect)
     for words, among in (AMONG if effect is SEEN else {"": _visible}).items():
         known = []
         for trial, times in looks:
@@ -148,7 +148,6 @@ def _of_way(
         telling = max(telling, len(known))
         if known and not (len(known) < SURE and len(looks) >= 2 * SURE):
             says = Effect(effect.says.format("{}" + words), effect.made)
-            right = _right(passed, effect)
             rules = holding(known, telling, effort, until, among, right)
             found += [(against, n, says, rule) for against, n, rule in rules]
     best = sorted(found, key=lambda x: x[0])
@@ -168,10 +167,10 @@ def _of_effects(
         if effort.seconds > until or (found and plain and effect not in plain):
             break  # how often a pair counts is simpler than all else
         known = _where(trials, effect, aspect, effort)
+        right = _right([c for c in passed if aspect == "out" or c.backward], effect) if known else []
         for by_key in (False, True) if known else ():
             rows = [Known(inputs, times == 1, times == 0, by_key) for inputs, times in known]
             rows.sort(key=lambda k: -int(k.hit.sum()))  # those that tell most first
-            right = _right(passed if aspect == "out" else [c for c in passed if c.backward], effect)
             rules = holding(rows, len(known), effort, until, passed=right)
             found += [(against, effect, rule) for against, _, rule in rules]
     for _, effect, rule in sorted(found, key=lambda x: x[0]):

@@ -135,9 +135,8 @@ class Suspects:
             notes[note] = n
         told = {note: f"{n} of {self.failing} failing cases: {note}" for note, n in notes.items()}
         ahead = [told[note] for note, n in notes.items() if n >= HALF * self.failing and n > found.cases
+                 and not found.along  # which says more than a contract of other roundings does
                  and (first is None or note.startswith("undeclared"))]  # fmt: skip
-        if found.along and ahead:  # which says more than a contract of other roundings does
-            ahead = []
         if ahead:
             found = replace(found, common=())  # the most of them are explained
         lines = [*ahead, *(found.lines() if self.trials else ()), *(x for x in told.values() if x not in ahead)]

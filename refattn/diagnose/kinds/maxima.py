@@ -95,41 +95,47 @@ FAR_BELOW = {"-1e4": -1e4, "-5000": -5e3, "-1e3": -1e3, "-100": -100.0, "-1e5": 
 """numbers that stand for a score that is hidden"""
 
 
-@kind(always, value=FAR_BELOW, equal={"below": False, "as low as": True})
-class maximum_is_unseen(Model):
-    """A row whose largest logit is {equal} {value} is taken to see nothing."""
+LOW = {"below": False, "as low as": True}
+
+
+class FarBelow(Model):
+    """What is below a number, or as low, is taken for nothing."""
 
     value, equal = -1e4, False
+
+    def is_low(self, x: Array) -> Array:
+        return x <= self.value if self.equal else x < self.value
+
+
+@kind(always, value=FAR_BELOW, equal=LOW)
+class maximum_is_unseen(FarBelow):
+    """A row whose largest logit is {equal} {value} is taken to see nothing."""
 
     def attend(self, t: Array) -> State:
         m, z, o = super().attend(t)
-        none = m <= self.value if self.equal else m < self.value
+        none = self.is_low(m)
         return np.where(none, -np.inf, m), np.where(none, 0, z), np.where(none[..., None], 0, o)
 
 
-@kind(always, value=FAR_BELOW, equal={"below": False, "as low as": True})
-class logit_is_hidden(Model):
+@kind(always, value=FAR_BELOW, equal=LOW)
+class logit_is_hidden(FarBelow):
     """Keys whose logit is {equal} {value} are taken to be hidden."""
 
-    value, equal = -1e4, False
+    def looked_at(self) -> Array:
+        return self.t
 
     def to_logits(self) -> None:
         super().to_logits()
-        gone = self.t <= self.value if self.equal else self.t < self.value
+        gone = self.is_low(self.looked_at())
         self.seen, self.t = self.seen & ~gone, np.where(gone, -np.inf, self.t)
 
 
-@kind(lambda case: case.bias is not None, value=FAR_BELOW, equal={"below": False, "as low as": True})
-class bias_hides_below(Model):
+@kind(lambda case: case.bias is not None, value=FAR_BELOW, equal=LOW)
+class bias_hides_below(logit_is_hidden):
     """Keys whose bias is {equal} {value} are taken to be hidden."""
 
-    value, equal = -1e4, False
-
-    def to_logits(self) -> None:
-        super().to_logits()
-        bias = self.x["bias"]
-        gone = np.broadcast_to(bias <= self.value if self.equal else bias < self.value, self.t.shape)
-        self.seen, self.t = self.seen & ~gone, np.where(gone, -np.inf, self.t)
+    def looked_at(self) -> Array:
+        return np.broadcast_to(self.x["bias"], self.t.shape)
 
 
 @kind(always)
